@@ -1,6 +1,6 @@
 """What each constant that steers the planner's search is worth: it is quartered, quadrupled, or cut to its first.
 
-    python bench/ablation.py [--constant solve.effort.OVERLAP_WEIGHTS ...] [--request "8b, 40 GiB" ...] [--processes 16]
+    python bench/ablation.py [--constant planner.effort.NEAR ...] [--request "8b, 40 GiB" ...] [--processes 16]
     python bench/ablation.py --list
 
 Constants are read off the source (`constants`), so that each has its line here; `OTHERS` names numbers that steer
@@ -25,57 +25,47 @@ from typing import Any
 
 Row = dict[str, Any]
 
-PACKAGE = Path(__file__).parents[1] / "meshwright" / "solve"
+PACKAGE = Path(__file__).parents[1] / "meshwright" / "planner"
 OUT = Path(__file__).parents[1] / "out"
 
 OTHERS = {
-    "solve.alone.REACHED": "whether a remark is worth its search",
-    "solve.alone.USED": "whether a remark is printed",
-    "solve.alternatives.SHOWN": "how many are printed",
-    "solve.baselines.AXES": "of the recipes that people know",
-    "solve.candidates.REMEMBERED": "size of a cache",
-    "solve.compiled.NO_BOUND": "a gap that is not known",
-    "solve.effort.ANY_BYTES": "more than any device has",
-    "solve.effort.HEADROOM": "an option of the user",
-    "solve.effort.SIMPLER_WITHIN": "an option of the user",
-    "solve.intra.chain.ANY_PRICE": "more than any byte is worth",
-    "solve.intra.chain.CLOSED": "rounding of sums",
-    "solve.intra.pictures.PICTURE": "how many dims a picture has",
-    "solve.intra.space.MOST_KNOWN": "size of a cache",
-    "solve.intra.segment.LARGEST_TABLE": "memory of a table; beyond it the same is asked pair by pair",
-    "solve.memory.chain.ROUNDING": "rounding of sums",
-    "solve.frontier.SHARES": "rows that are printed",
-    "solve.one_device.ALIKE": "which recipe is shown of those that do not fit",
-    "solve.one_device.LOSS": "measured of allocators",
-    "solve.one_device.LOSS_BYTES": "measured of allocators",
-    "solve.one_stage.ROUNDING": "rounding of sums",
-    "solve.pipeline.by_hand.UNPROVEN": "a gap that is not known",
-    "solve.pipeline.baselines.MOST_STAGES": "of the recipes that people know",
-    "solve.pipeline.baselines.PARTS": "of the recipes that people know",
-    "solve.pipeline.offers.SUMS": "columns of a table",
-    "solve.pipeline.pins.FEWEST_RUNS": "what an interleaved schedule is",
-    "solve.progress.AFTER_S": "when a line is printed",
-    "solve.progress.EVERY_S": "when a line is printed",
-    "solve.request.MOST_DEVICES": "more are refused",
-    "solve.stages.bound.ROUGHLY": "rounding of sums",
-    "solve.stages.bound.ROUNDING": "rounding of sums",
+    "planner.space.candidates.REMEMBERED": "size of a cache",
+    "planner.compiled.NO_BOUND": "a gap that is not known",
+    "planner.effort.ANY_BYTES": "more than any device has",
+    "planner.effort.HEADROOM": "an option of the user",
+    "planner.effort.SIMPLER_WITHIN": "an option of the user",
+    "planner.chain.lagrangian.ANY_PRICE": "more than any byte is worth",
+    "planner.chain.lagrangian.CLOSED": "rounding of sums",
+    "planner.space.image_boundaries.PICTURE": "how many dims a picture has",
+    "planner.space.segment.MOST_KNOWN": "size of a cache",
+    "planner.sharding.segment.LARGEST_TABLE": "memory of a table; beyond it the same is asked pair by pair",
+    "planner.memory.instances.ROUNDING": "rounding of sums",
+    "planner.one_device.ALIKE": "which recipe is shown of those that do not fit",
+    "planner.one_device.LOSS": "measured of allocators",
+    "planner.one_device.LOSS_BYTES": "measured of allocators",
+    "planner.one_stage.ROUNDING": "rounding of sums",
+    "planner.pipeline.by_hand.UNPROVEN": "a gap that is not known",
+    "planner.pipeline.sharded_chains.SUMS": "columns of a table",
+    "planner.pipeline.pins.FEWEST_RUNS": "what an interleaved schedule is",
+    "planner.progress.AFTER_S": "when a line is printed",
+    "planner.progress.EVERY_S": "when a line is printed",
+    "planner.request.MOST_DEVICES": "more are refused",
+    "planner.stages.bound.ROUGHLY": "rounding of sums",
+    "planner.stages.bound.ROUNDING": "rounding of sums",
 }
 """Numbers that steer no search, and what they are. `constants` leaves out those of `stages.survey` and of ranges."""
 
 OTHER_LITERALS = {
-    "solve.baselines": "of the recipes that people know",
-    "solve.frontier.one_device_frontier": "rows that are printed",
-    "solve.intra.storage": "stages of ZeRO",
-    "solve.mixture._spread": "the middle",
-    "solve.one_device.room_bytes": "measured of allocators",
-    "solve.pin_words": "dims of sequences and experts, names that are printed",
-    "solve.pipeline.baselines": "of the recipes that people know",
-    "solve.pipeline.curve.held_points": "rounding of a price",
-    "solve.pipeline.rows.largest_transients": "size of a cache",
-    "solve.plan.make_plan": "an option of the user",
-    "solve.progress": "how much is printed",
-    "solve.roles": "dims of experts",
-    "solve.stages.ranges.cluster": "rounding: halvings of a float",
+    "planner.space.storage": "stages of ZeRO",
+    "planner.chain.label_dp._spread": "the middle",
+    "planner.one_device.room_bytes": "measured of allocators",
+    "planner.model_pins": "dims of sequences and experts, names that are printed",
+    "planner.pipeline.op_memory.held_points": "rounding of a price",
+    "planner.pipeline.range_figures.largest_transients": "size of a cache",
+    "planner.plan.make_plan": "an option of the user",
+    "planner.progress": "how much is printed",
+    "planner.axis_names": "dims of experts",
+    "planner.stages.clusters.cluster": "rounding: halvings of a float",
 }
 """Functions, or modules, whose literals steer no search, and what these are."""
 
@@ -274,7 +264,7 @@ def _prepared(request: str) -> Callable[[], Made]:
     from meshwright.cluster import load_cluster
     from meshwright.models.reference import parse_reference
     from meshwright.plan.units import parse_bytes
-    from meshwright.solve.plan import make_plan
+    from meshwright.planner.plan import make_plan
 
     asked = REQUESTS[request]
     program = capture(*parse_reference(asked.model).meta(asked.batch), precision=asked.precision)

@@ -42,9 +42,9 @@ from meshwright.cluster.device_table import GPUS
 from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
+from meshwright.planner.memory.curves import Curves
+from meshwright.planner.one_device import fit_curves, room_bytes
 from meshwright.runtime.fit import REFERENCE, this_device
-from meshwright.solve.memory.curves import Curves
-from meshwright.solve.one_device import fit_curves, room_bytes
 
 LLAMA = "llama?layers=16&hidden=2048&heads=16&kv_heads=16&ffn=5376&vocab=32000&seq=2048&tied=false"
 SMALL = "llama?layers=3&hidden=64&heads=4&kv_heads=4&ffn=128&vocab=256&seq=32&tied=false"

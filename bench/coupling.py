@@ -41,10 +41,10 @@ from meshwright.cluster.tree import Group, Link, Member
 from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
-from meshwright.solve.ordered import refine_nested
-from meshwright.solve.plan import make_plan
-from meshwright.solve.points import Ways
-from meshwright.solve.refine import refine
+from meshwright.planner.memory.nested_sharded import refine_nested
+from meshwright.planner.memory.options import Ways
+from meshwright.planner.memory.refine import refine
+from meshwright.planner.plan import make_plan
 
 GIB = 1 << 30
 GPT = "gpt?layers=24&hidden=2048&heads=16&vocab=32000&seq=2048"

@@ -1,7 +1,7 @@
 """Checkpoint first, then shard: a rival of `bench/coupling.py`, whose page says what it does.
 
-What is dropped being decided, everything else is the product's own search (`solve.together`): the prices and weights at
-which shardings are asked for, mixtures of them over instances, chunks of backwards and of the tail.
+What is dropped being decided, everything else is the product's own search (`planner.search.mesh_search`): prices and
+weights at which shardings are asked for, mixtures of them over instances, chunks of backwards and of the tail.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from meshwright.generate.joint import Joint
 from meshwright.generate.program import sharded_segments
 from meshwright.pins.meshes import allowed_meshes
 from meshwright.plan import Plan
+from meshwright.planner.chain.lagrangian import floor_s
+from meshwright.planner.memory.options import Ways
+from meshwright.planner.memory.refine import Options
+from meshwright.planner.realize import draft
+from meshwright.planner.search.dual_bound import Bound, best_bound
+from meshwright.planner.search.keep_all import Candidate
+from meshwright.planner.search.mesh_search import Together, weighed
+from meshwright.planner.sharding.eliminated import Solved
+from meshwright.planner.sharding.model import Frontier
+from meshwright.planner.sharding.segment import SegmentProblem
+from meshwright.planner.space.candidates import candidates_on
 from meshwright.price.parameter import Setting
 from meshwright.price.segment import kept_values
 from meshwright.remat.curve import Kept, in_memory_anyway, measure
 from meshwright.remat.inner import CHUNKS, inner_options
 from meshwright.remat.traced import traced_for
-from meshwright.solve.assemble import draft
-from meshwright.solve.bounds import Bound, best_bound
-from meshwright.solve.candidates import candidates_on
-from meshwright.solve.intra.chain import floor_s
-from meshwright.solve.intra.frontier import Frontier
-from meshwright.solve.intra.segment import SegmentProblem
-from meshwright.solve.intra.solved import Solved
-from meshwright.solve.points import Ways
-from meshwright.solve.refine import Options
-from meshwright.solve.search import Candidate
-from meshwright.solve.together import Together, weighed
 
 ALIKE = 1.02
 """Values whose seconds per byte differ by no more than this are dropped together."""

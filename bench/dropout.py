@@ -26,7 +26,7 @@ from meshwright.capture.execute import run_graph
 from meshwright.cluster import load_cluster
 from meshwright.generate.pair import compiled_pair
 from meshwright.generate.program import sharded_prologue, sharded_segments
-from meshwright.solve.memory.plan import one_device_plan
+from meshwright.planner.memory.plans import one_device_plan
 
 P = 0.1
 SHAPES = {"cuda": [(8, 2048, 4096), (16, 1024, 1024), (64, 128, 768)], "cpu": [(4, 512, 1024), (2, 128, 768)]}

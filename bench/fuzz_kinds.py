@@ -108,7 +108,7 @@ def _plans() -> list[bytes]:
     from meshwright.capture import capture
     from meshwright.cluster import load_cluster
     from meshwright.models.reference import parse_reference
-    from meshwright.solve.plan import make_plan
+    from meshwright.planner.plan import make_plan
 
     reference = parse_reference("gpt?layers=2&hidden=16&heads=2&ffn=32&vocab=64&seq=8")
     program = capture(*reference.meta(4))

@@ -27,9 +27,9 @@ from typing import Any
 
 from gpipe_layers import DEVICE, Layer, amoebanet, transformer, translator
 
+from meshwright.planner.stages.clusters import cluster
 from meshwright.schedule import ORDERS, lists, pipeline
 from meshwright.simulate import Costs, SegmentCost, Timeline, Transfer, simulate
-from meshwright.solve.stages.ranges import cluster
 
 GIB = 1 << 30
 BYTES_PER_PARAMETER = 12  # the paper's: parameter, gradient and optimizer state, 4 bytes each

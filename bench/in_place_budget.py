@@ -34,9 +34,9 @@ import meshwright as mw
 from meshwright.capture import capture
 from meshwright.models.reference import Reference, parse_reference
 from meshwright.plan import Plan
+from meshwright.planner.one_device import fit_curves, room_bytes
 from meshwright.runtime.fit import this_device
 from meshwright.runtime.weights.packing import holes_bytes
-from meshwright.solve.one_device import fit_curves, room_bytes
 
 LLAMA = "llama?layers=22&hidden=2048&heads=32&kv_heads=4&ffn=5632&vocab=32000&seq=2048&tied=false"
 SMALL = "llama?layers=3&hidden=64&heads=4&kv_heads=4&ffn=128&vocab=256&seq=32&tied=false"

@@ -67,7 +67,7 @@ def _plans(ranks: int, folder: Path) -> dict[str, str]:
     from meshwright.capture import capture
     from meshwright.cluster import load_cluster
     from meshwright.models.reference import parse_reference
-    from meshwright.solve.plan import make_plan
+    from meshwright.planner.plan import make_plan
 
     program = capture(*parse_reference(MODEL).meta(BATCH))
     found = {}

@@ -114,8 +114,8 @@ def _ours(reference: Any, batch: int, data: dict[str, Any], most: int, unit: str
 
     import meshwright as mw
     from meshwright.capture import capture
+    from meshwright.planner.one_device import fit_curves
     from meshwright.runtime.fit import this_device
-    from meshwright.solve.one_device import fit_curves
 
     program = capture(*reference.meta(batch), precision="bf16")
     plan = fit_curves(program, this_device(), precision="bf16", compile=True).within(most, "flat")

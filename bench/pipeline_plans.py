@@ -28,7 +28,7 @@ from meshwright.cluster import Cluster, load_cluster
 from meshwright.errors import MeshwrightError
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
-from meshwright.solve.plan import make_plan
+from meshwright.planner.plan import make_plan
 
 OUT = Path(__file__).parents[1] / "out"
 OURS = "ours"

@@ -23,8 +23,8 @@ from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
 from meshwright.plan.units import parse_bytes
-from meshwright.solve.effort import SIMPLER_WITHIN
-from meshwright.solve.plan import make_plan
+from meshwright.planner.effort import SIMPLER_WITHIN
+from meshwright.planner.plan import make_plan
 
 OUT = Path(__file__).parents[1] / "out"
 PINS = (

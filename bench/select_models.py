@@ -17,11 +17,11 @@ from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
 from meshwright.models.reference import parse_reference
 from meshwright.pins.pins import Pins
+from meshwright.planner.sharding.model import Frontier
+from meshwright.planner.sharding.segment import SegmentProblem
 from meshwright.price.parameter import Setting
 from meshwright.select import Problem, solve
 from meshwright.select.tables import tables_plan
-from meshwright.solve.intra.frontier import Frontier
-from meshwright.solve.intra.segment import SegmentProblem
 
 # Two layers of each: a segment's problem does not depend on how often it is repeated.
 MODELS = {

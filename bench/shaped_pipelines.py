@@ -125,7 +125,7 @@ def _plans(case: Case, folder: Path, pace: float, share: float, inside: dict[str
 
     from meshwright.capture import capture
     from meshwright.models.reference import parse_reference
-    from meshwright.solve.plan import make_plan
+    from meshwright.planner.plan import make_plan
 
     cluster = shaped_cluster(case.hosts, case.ranks, case.mbit * share, pace)
     if inside:

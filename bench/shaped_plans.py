@@ -101,7 +101,7 @@ def _plans(
     from reached import with_reached, with_reached_inside
 
     from meshwright.errors import PlanError
-    from meshwright.solve.plan import make_plan
+    from meshwright.planner.plan import make_plan
 
     world = case.hosts * case.ranks
     cluster = shaped_cluster(case.hosts, case.ranks, case.mbit, pace)

@@ -24,10 +24,10 @@ from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
+from meshwright.planner.plan import make_plan
+from meshwright.planner.stages.problem import Crossing, MeshClass, StagePoint, StageProblem
+from meshwright.planner.stages.search import STAGE_METHODS, solve_stages
 from meshwright.simulate import SegmentCost, Transfer
-from meshwright.solve.plan import make_plan
-from meshwright.solve.stages.choose import STAGE_METHODS, solve_stages
-from meshwright.solve.stages.problem import Crossing, MeshClass, StagePoint, StageProblem
 
 OUT = Path(__file__).parents[1] / "out"
 BUDGET = 24

@@ -72,7 +72,7 @@ methods.HOMES.update(
         "Plan.report": "meshwright.report.page:report",
         "Plan.explain": "meshwright.explain.explain:explain",
         "Plan.diff": "meshwright.explain.diff:diff",
-        "Plan.price": "meshwright.solve.reprice:reprice",
+        "Plan.price": "meshwright.planner.reprice:reprice",
         "Timeline.trace": "meshwright.simulate.trace:write_trace",
     }
 )

@@ -14,10 +14,10 @@ from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
 from meshwright.pins.constraints import Constraints
 from meshwright.plan.plan import Plan
+from meshwright.planner.effort import SIMPLER_WITHIN
+from meshwright.planner.plan_model import checked_batch, plan_model
 from meshwright.profile import profile_step as profile
 from meshwright.runtime.fail import tell_uncaught
-from meshwright.solve.effort import SIMPLER_WITHIN
-from meshwright.solve.of_model import checked_batch, plan_model
 
 
 def plan(

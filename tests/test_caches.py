@@ -19,10 +19,10 @@ import meshwright as mw
 from meshwright.caches import CACHES, Caches
 from meshwright.cluster import load_cluster, logical_mesh
 from meshwright.layout import Layout, conversion, path
+from meshwright.planner.plan import make_plan
+from meshwright.planner.reprice import reprice
 from meshwright.rules.register import forget_rule
 from meshwright.rules.rule import Lowering, Split
-from meshwright.solve.plan import make_plan
-from meshwright.solve.reprice import reprice
 
 ROOT = Path(mw.__file__).parent
 INNER = "aten.inner.default"

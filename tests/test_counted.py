@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError, counted
-from meshwright.solve.pipeline.balance import balanced_cuts
+from meshwright.planner.pipeline.balance import balanced_cuts
 
 
 @pytest.mark.parametrize(

@@ -23,14 +23,14 @@ def test_planning_is_logged_if_asked(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, batch = torch.nn.Linear(8, 8), (torch.zeros(4, 8),)
-    monkeypatch.setattr("meshwright.solve.of_model.AFTER_S", 600.0)  # as if it were quick
+    monkeypatch.setattr("meshwright.planner.plan_model.AFTER_S", 600.0)  # as if it were quick
     mw.plan(model, batch, loss=loss, pins=None)
     assert "".join(capsys.readouterr()) == ""
     with caplog.at_level(logging.INFO, "meshwright"):
         mw.plan(model, batch, loss=loss)
     assert any(record.name == "meshwright.plan" and "step" in record.message for record in caplog.records)
     capsys.readouterr()
-    monkeypatch.setattr("meshwright.solve.of_model.AFTER_S", 0.0)  # as if it took long
+    monkeypatch.setattr("meshwright.planner.plan_model.AFTER_S", 0.0)  # as if it took long
     mw.plan(model, batch, loss=loss)
     shown = capsys.readouterr()
     assert shown.out == ""

@@ -36,7 +36,6 @@ ORDER = [
     "profile",
     "cost",
     "plan",
-    "explain",
     "price",
     "schedule",
     "generate",
@@ -44,7 +43,8 @@ ORDER = [
     "simulate",
     "predict",
     "configuration",
-    "solve",
+    "planner",
+    "explain",
     "runtime",
     "report",
     "hf",
@@ -148,14 +148,17 @@ def test_imports_that_hide_are_found(tmp_path: Path) -> None:
     hidden.write_text(
         "def f(name):\n"
         "    from meshwright.plan import plan\n"
-        "    import_module('meshwright.solve.reprice').reprice\n"
+        "    import_module('meshwright.planner.reprice').reprice\n"
         "    HOMES['a'] = 'meshwright.explain.diff:diff'\n"
         "    import_module(f'meshwright.select.methods.b{name}')\n"
     )
     found = imports_of(hidden.read_text())
     assert found == {
-        "meshwright.plan.plan", "meshwright.solve.reprice", "meshwright.explain.diff", "meshwright.select.methods.beam",
-    }  # fmt: skip
+        "meshwright.plan.plan",
+        "meshwright.planner.reprice",
+        "meshwright.explain.diff",
+        "meshwright.select.methods.beam",
+    }
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +174,7 @@ def in_a_new_process() -> str:
 def test_planning_loads_no_searchers_of_the_survey(in_a_new_process: str) -> None:
     """They are there for `meshwright solve --method`, `plan --stage-method` and the benches."""
     found = in_a_new_process.splitlines()[0].split()
-    searchers = ("meshwright.select.methods", "meshwright.select.contest", "meshwright.solve.stages.survey")
+    searchers = ("meshwright.select.methods", "meshwright.select.contest", "meshwright.planner.stages.survey")
     assert [name for name in found if name.startswith(searchers)] == []
 
 

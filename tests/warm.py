@@ -22,7 +22,7 @@ class Line(nn.Module):
 
 captures.share()
 traces.share()
-for name in ("pytest", "meshwright.runtime.trainer", "meshwright.runtime.state.folder", "meshwright.solve.plan"):
+for name in ("pytest", "meshwright.runtime.trainer", "meshwright.runtime.state.folder", "meshwright.planner.plan"):
     import_module(name)
 torch.set_num_threads(1)  # copies have no threads but the one that was copied
 if torch.version.cuda is None:  # else backward has threads, and a copy of a process that ran it cannot run it

@@ -76,7 +76,7 @@ def plan_at_pace(plan: Any, program: Any, pace: float, core_of: Callable[[int], 
     """A plan priced again for the pace at which the machine ran it. core_of: a rank's, where ranks share cores and the
     pace is that of one which has a core to itself."""
     from meshwright.cluster import load_cluster
-    from meshwright.solve.reprice import reprice
+    from meshwright.planner.reprice import reprice
 
     device = at_pace(load_cluster("local").devices[0], pace)
     stages = [replace(stage, mesh=replace(stage.mesh, device=device)) for stage in plan.stages]
@@ -137,9 +137,9 @@ def yardstick(model: str, clock: Callable[[], float] = time.perf_counter, sample
     from meshwright.capture import capture
     from meshwright.cluster import load_cluster
     from meshwright.models.reference import parse_reference
+    from meshwright.planner.memory.options import plan_points
+    from meshwright.planner.memory.plans import one_device_plan
     from meshwright.predict.fast import quick_prediction
-    from meshwright.solve.memory.plan import one_device_plan
-    from meshwright.solve.points import plan_points
 
     reference = parse_reference(YARDSTICKS[model.partition("?")[0]])
     program = capture(*reference.meta(samples))

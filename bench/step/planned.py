@@ -18,10 +18,10 @@ from meshwright.capture import Precision, capture
 from meshwright.capture.program import Program
 from meshwright.cluster import Device
 from meshwright.plan import Plan
+from meshwright.planner.infeasible.no_room import NoRoomError
+from meshwright.planner.memory.curves import Curves
+from meshwright.planner.one_device import fit_curves
 from meshwright.runtime.trainer import Trainer, parallelize
-from meshwright.solve.memory.curves import Curves
-from meshwright.solve.memory.refuse import NoRoomError
-from meshwright.solve.one_device import fit_curves
 
 TIGHT = 0.6
 """The tight budget, of the peak that keeping all needs."""

@@ -25,7 +25,7 @@ from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
 from meshwright.errors import CaptureError, MeshwrightError, PlanError
 from meshwright.plan.plan import Plan
-from meshwright.solve.plan import make_plan
+from meshwright.planner.plan import make_plan
 
 EIGHT, TWO = "dgx-h100:1", "local:2"
 

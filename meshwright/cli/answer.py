@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from meshwright.capture.program import Program
+    from meshwright.explain.recipes import Baseline
     from meshwright.plan import Plan
-    from meshwright.solve.baselines import Baseline
 
 
 LITTLE = 0.001
@@ -24,9 +24,9 @@ ROUGH = (
 
 def answer(plan: Plan, program: Program, saved: str | None, more: Sequence[str] = ()) -> str:
     """Three lines, notes, and the command that runs the plan. more: notes that are not of the plan alone."""
+    from meshwright.explain.figures import mfu
     from meshwright.explain.recommend import recommendation
     from meshwright.runtime.job.scripts import run_line
-    from meshwright.solve.figures import mfu
 
     lines = recommendation(plan, mfu(plan, program)) + [f"note: {note}" for note in more]
     first = "" if saved else "add -o plan.json, then "
@@ -103,7 +103,7 @@ def _room(plan: Plan) -> list[str]:
     """What `fits` means where a limit was given for one GPU."""
     from meshwright.explain.recommend import limit_bytes
     from meshwright.plan.units import show_bytes
-    from meshwright.solve.one_device import room_bytes
+    from meshwright.planner.one_device import room_bytes
 
     device, limit = plan.stages[0].mesh.device, limit_bytes(plan)
     room = device.limit_bytes(room_bytes(plan.memory_bytes, device), plan.headroom)
@@ -137,8 +137,8 @@ def pins_cost(plan: Plan, others: Sequence[Baseline], saved: str | None, cluster
 
 def details(plan: Plan, program: Program) -> str:
     from meshwright.explain.describe import describe
+    from meshwright.explain.figures import computes_in, speed, unserved
     from meshwright.report.per_layer import at_peak
-    from meshwright.solve.figures import computes_in, speed, unserved
 
     quick = len(plan.stages) * plan.microbatches <= MOST_PLAYED
     held = at_peak(plan, program) if quick else []
@@ -155,10 +155,10 @@ def summary(
     more: Sequence[str] = (),
 ) -> dict[str, Any]:
     from meshwright.explain.accuracy import expected_error
+    from meshwright.explain.figures import figures
     from meshwright.explain.recommend import limit_bytes, notes
     from meshwright.explain.words import headline
     from meshwright.rules import served
-    from meshwright.solve.figures import figures
 
     found, tiers = plan.predicted, served(program)
     return {

@@ -66,9 +66,9 @@ def run(args: argparse.Namespace) -> int:
 def _what_if(plan: Plan, program: Program, pins: list[str], cluster: str | None) -> str:
     """How the plan is parallelised then, step and peak first, and what differs."""
     from meshwright.explain.diff import diff
+    from meshwright.explain.what_if import what_if
     from meshwright.explain.words import headline
-    from meshwright.solve.progress import Progress
-    from meshwright.solve.whatif import what_if
+    from meshwright.planner.progress import Progress
 
     with Progress(True) as progress:
         progress.doing(f"planning again with {' '.join(pins)}")
@@ -86,9 +86,9 @@ def _checked(path: str, model: str | None) -> tuple[Plan, Program | None]:
     """A plan file that nobody made nonsense of, at today's prices, and its Program where its model is here."""
     from meshwright.plan import Plan
     from meshwright.plan.origin import program_here
+    from meshwright.planner.model_pins import check_storage
     from meshwright.predict.again import priced_again
     from meshwright.price.check import check_plan
-    from meshwright.solve.pin_words import check_storage
 
     plan = Plan.load(path)
     program, why = program_here(plan, path, model)
@@ -104,10 +104,10 @@ def _checked(path: str, model: str | None) -> tuple[Plan, Program | None]:
 
 
 def _alternatives(plan: Plan, program: Program, names: list[str], limit: int) -> None:
+    from meshwright.explain.alternatives import alternatives_of, op_of
     from meshwright.explain.explain import TIERS
     from meshwright.plan.units import show_bytes, show_seconds
     from meshwright.rules import resolve_rule
-    from meshwright.solve.alternatives import alternatives_of, op_of
 
     for name in names:
         found = alternatives_of(plan, program, name)

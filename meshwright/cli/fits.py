@@ -141,10 +141,10 @@ def _clocks(clusters: list[Cluster]) -> list[str]:
 
 def _row(args: argparse.Namespace, program: Program, cluster: Cluster, precision: str) -> dict[str, Any]:
     """By the fastest known recipe of one stage; then by any plan that recomputes all activations."""
+    from meshwright.explain.recipes import ONE_DEVICE, SERVER, baselines
+    from meshwright.planner.effort import headroom_of
     from meshwright.price.parameter import Setting
     from meshwright.sizes import parse_bytes
-    from meshwright.solve.baselines import ONE_DEVICE, SERVER, baselines
-    from meshwright.solve.effort import headroom_of
 
     memory = parse_bytes(args.memory)
     row: dict[str, Any] = {"cluster": cluster.name, "precision": precision, "fits": False, "undecided": False}
@@ -169,7 +169,7 @@ def _row(args: argparse.Namespace, program: Program, cluster: Cluster, precision
 def _too_small(program: Program, cluster: Cluster, setting: Setting, memory: int | None, headroom: float) -> str:
     """Why no plan of any kind fits, where what is held of parameters alone says so; else nothing."""
     from meshwright.plan.units import show_bytes
-    from meshwright.solve.infeasible import state_bytes, usable_bytes
+    from meshwright.planner.infeasible.report import state_bytes, usable_bytes
 
     need, have = state_bytes(program, setting), usable_bytes(cluster, memory, headroom)
     if need <= have:
@@ -207,8 +207,8 @@ def _checkpointed(
     all activations. Else the recipes have been tried."""
     from meshwright.errors import PlanError
     from meshwright.plan.units import show_bytes
-    from meshwright.solve.plan import look
-    from meshwright.solve.request import PlanRequest
+    from meshwright.planner.plan import look
+    from meshwright.planner.request import PlanRequest
 
     pins = ("recompute=full",)
     limit = cluster.devices[0].limit_bytes(memory, headroom)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from meshwright.capture.program import Program
     from meshwright.cluster.device import Device
     from meshwright.errors import PlanError
-    from meshwright.solve.frontier import Point
+    from meshwright.explain.memory_curve import Point
 
 
 def add_parser(subparsers: Any) -> None:
@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
     from meshwright.cli.frontier_plot import knee, svg, table, text_plot
     from meshwright.cluster import load_cluster
     from meshwright.errors import ModelError
-    from meshwright.solve.frontier import Point, one_device_frontier
-    from meshwright.solve.one_device import one_device_cluster, one_device_mesh
+    from meshwright.explain.memory_curve import Point, one_device_frontier
+    from meshwright.planner.one_device import one_device_cluster, one_device_mesh
 
     check_folder("-o", args.output)
     check_folder("--json", args.json)
@@ -97,10 +97,10 @@ def run(args: argparse.Namespace) -> int:
 def _planned(program: Program, device: Device, limit_bytes: int, args: argparse.Namespace) -> Point | PlanError:
     """What `plan` answers in this limit."""
     from meshwright.errors import PlanError
+    from meshwright.explain.memory_curve import Point
+    from meshwright.planner.one_device import one_device_cluster, one_device_search
+    from meshwright.planner.request import PlanRequest
     from meshwright.price.parameter import Setting
-    from meshwright.solve.frontier import Point
-    from meshwright.solve.one_device import one_device_cluster, one_device_search
-    from meshwright.solve.request import PlanRequest
 
     setting = Setting(args.optimizer, args.precision, compile=args.compile)
     request = PlanRequest(program, one_device_cluster(device), memory_bytes=limit_bytes, setting=setting)

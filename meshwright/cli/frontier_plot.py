@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from meshwright.cluster.device import Device
 from meshwright.errors import PlanError
+from meshwright.explain.memory_curve import Curve, Point
 from meshwright.plan.units import show_bytes, show_limit, show_seconds
-from meshwright.solve.effort import HEADROOM
-from meshwright.solve.frontier import Curve, Point
-from meshwright.solve.offloading import has_host_link
-from meshwright.solve.one_device import budget_bytes, room_bytes
+from meshwright.planner.effort import HEADROOM
+from meshwright.planner.memory.offload import has_host_link
+from meshwright.planner.one_device import budget_bytes, room_bytes
 
 WIDTH, HEIGHT, EDGE = 640, 400, 60
 

@@ -19,7 +19,7 @@ from meshwright.cli.options import (
 from meshwright.errors import counted
 from meshwright.models.arguments import add_json, add_model_arguments, check_folder, reference_of, write_json
 from meshwright.pins.check import check_pins
-from meshwright.solve.effort import SIMPLER_WITHIN, check_part, effort_of, headroom_of
+from meshwright.planner.effort import SIMPLER_WITHIN, check_part, effort_of, headroom_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from meshwright.capture.program import Program
     from meshwright.cluster import Cluster
     from meshwright.plan import Plan
-    from meshwright.solve.progress import Progress
+    from meshwright.planner.progress import Progress
 
 INTERRUPTED = 130
 GARBAGE = 100_000
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
     # What takes seconds to import comes after what can be refused at once.
     gc.set_threshold(GARBAGE)
-    from meshwright.solve.progress import Progress
+    from meshwright.planner.progress import Progress
 
     start_s, start_cpu_s = time.perf_counter(), time.process_time()
     with Progress(not args.quiet and args.json != "-") as progress:
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         plan, program, capture_s = _planned(args, cluster, progress)
         plan_s = time.perf_counter() - start_s
         progress.doing("pricing the recipes people know")
-        from meshwright.solve.interrupt import STOP
+        from meshwright.planner.interrupt import STOP
 
         stopped = STOP.asked
         quick = stopped or (args.quiet and not args.json and not args.report)
@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _recipes(*given: Any, **named: Any) -> Any:
     """Of the recipes people know; none where Ctrl-C ends their pricing, for the plan is known by then."""
-    from meshwright.solve.baselines import baselines
+    from meshwright.explain.recipes import baselines
 
     try:
         return baselines(*given, **named)
@@ -149,7 +149,7 @@ def _assumed(args: argparse.Namespace, program: Program) -> str:
 
 def _alone(*given: Any) -> str:
     """Of one device by itself; nothing where Ctrl-C ends its pricing."""
-    from meshwright.solve.alone import alone_note
+    from meshwright.explain.one_device import alone_note
 
     try:
         return alone_note(*given)
@@ -174,9 +174,9 @@ def _check_model(args: argparse.Namespace) -> None:
 def _planned(args: argparse.Namespace, cluster: Cluster, progress: Progress) -> tuple[Plan, Program, float]:
     from meshwright.capture import capture
     from meshwright.errors import RuleWarning
+    from meshwright.planner.model_pins import check_names
+    from meshwright.planner.plan import make_plan
     from meshwright.sizes import parse_bytes
-    from meshwright.solve.pin_words import check_names
-    from meshwright.solve.plan import make_plan
 
     gc.freeze()  # modules stay: looking through them for garbage takes a fifth of a second each time
     reference = reference_of(args)
@@ -222,7 +222,7 @@ def _write(args: argparse.Namespace, plan: Plan, program: Program, others: Any, 
 
 
 def _dump(path: str, plan: Plan, program: Program) -> None:
-    from meshwright.solve.dump import dump_problem
+    from meshwright.planner.dump import dump_problem
 
     dump_problem(plan, program, path)
     print(f"problem written to {path}; solve it with `meshwright solve {path}`", file=sys.stderr)

@@ -27,7 +27,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from meshwright.models.arguments import check_folder
     from meshwright.plan import Plan
-    from meshwright.solve.simulated import simulate_plan
+    from meshwright.predict.simulated import simulate_plan
 
     check_folder("--trace", args.trace)
     check_folder("--memory-snapshot", args.memory_snapshot)

@@ -1,4 +1,4 @@
-"""The names of the ways to save activation memory, as `recompute=NAME` has them (`solve.memory.methods`)."""
+"""The names of the ways to save activation memory, as `recompute=NAME` has them (`planner.memory.methods`)."""
 
 from __future__ import annotations
 

@@ -10,14 +10,14 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Axis, Mesh, collective_s, load_cluster
 from meshwright.errors import MeshwrightError
 from meshwright.explain import accuracy
+from meshwright.explain.figures import mfu
+from meshwright.explain.recipes import Baseline
 from meshwright.explain.recommend import bound_words, devices, limit_bytes, notes, tokens
 from meshwright.explain.words import ROLES, headline, role_of
 from meshwright.plan import Plan, Stage
 from meshwright.report.layers import kinds, layers
 from meshwright.report.timeline import timeline_data
 from meshwright.simulate import Timeline
-from meshwright.solve.baselines import Baseline
-from meshwright.solve.figures import mfu
 
 
 def page_data(

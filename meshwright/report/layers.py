@@ -10,11 +10,11 @@ from meshwright.capture.program import Op, Program, Segment
 from meshwright.cluster import Mesh
 from meshwright.cost.op.compute import op_seconds
 from meshwright.errors import MeshwrightError
+from meshwright.explain.alternatives import alternatives_of
 from meshwright.explain.words import state_words
 from meshwright.layout import Layout
 from meshwright.plan import Plan
 from meshwright.price.flow import flow
-from meshwright.solve.alternatives import alternatives_of
 
 ASKED = ("linear", "matmul", "embedding", "attention", "conv", "experts", "einsum")
 """Ops whose other strategies are priced: the others follow them."""

@@ -14,14 +14,14 @@ from typing import Any
 from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
 from meshwright.errors import MeshwrightError, PlanError
+from meshwright.explain.recipes import Baseline, baselines
 from meshwright.plan import Plan
 from meshwright.plan.origin import program_here
 from meshwright.plan.recent import recent
+from meshwright.predict.simulated import simulate_plan
 from meshwright.report.compared import compared
 from meshwright.report.data import page_data
 from meshwright.runtime.job.scripts import run_line
-from meshwright.solve.baselines import Baseline, baselines
-from meshwright.solve.simulated import simulate_plan
 
 KINDS = (".html", ".css", ".js")
 """The page's parts; scripts are joined in the order of their names."""

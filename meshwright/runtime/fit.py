@@ -15,9 +15,9 @@ from meshwright.cluster.launch import launch_s
 from meshwright.pins.constraints import Constraints
 from meshwright.pins.methods import WORD, check_method
 from meshwright.plan import Plan
+from meshwright.planner.one_device import one_device_cluster
+from meshwright.planner.plan_model import pin_texts, plan_model
 from meshwright.runtime.trainer import Trainer, parallelize
-from meshwright.solve.of_model import pin_texts, plan_model
-from meshwright.solve.one_device import one_device_cluster
 
 REFERENCE = "H200-SXM-141GB"
 
@@ -44,7 +44,7 @@ def fit(
 
     The budget covers parameters, gradients, optimizer state, activations, what kernels hold while they run and what the
     allocator loses; not the CUDA context. `compile`: each distinct segment by inductor. `method`: what saves memory, by
-    its name (`solve.memory.methods`): `keep`, `full`, `selective`, `sqrt`, `rotor` as published; ours as `flat`, with
+    its name (`planner.memory.methods`): `keep`, `full`, `selective`, `sqrt`, `rotor` as published; ours as `flat`, with
     every segment forward once, as `nested`, or as `auto`, whichever is faster. `pins`, `allow`: as of `mw.plan`;
     `pins="microbatch=1"` runs the batch as a whole.
     """

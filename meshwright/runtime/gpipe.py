@@ -18,14 +18,14 @@ from meshwright.cluster import Device, load_cluster
 from meshwright.cutting import cut_batch, nearest
 from meshwright.errors import PlanError, counted
 from meshwright.plan import FrontierPoint, Plan
+from meshwright.planner.memory.options import plan_points
+from meshwright.planner.memory.plans import one_device_plan
+from meshwright.planner.one_device import one_device_cluster, one_device_mesh
+from meshwright.planner.pipeline.balance import balanced_cuts
+from meshwright.planner.pipeline.by_hand import cut_stages, priced_on, recomputing
+from meshwright.planner.plan import make_plan
 from meshwright.runtime.fit import this_device
 from meshwright.runtime.trainer import Trainer, parallelize
-from meshwright.solve.memory.plan import one_device_plan
-from meshwright.solve.one_device import one_device_cluster, one_device_mesh
-from meshwright.solve.pipeline.balance import balanced_cuts
-from meshwright.solve.pipeline.by_hand import cut_stages, priced_on, recomputing
-from meshwright.solve.plan import make_plan
-from meshwright.solve.points import plan_points
 
 CHECKPOINTS = ("always", "except_last", "never", "auto")
 Balance = str | Sequence[int]

@@ -18,7 +18,7 @@ from meshwright.capture.execute import run
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
-from meshwright.solve.plan import make_plan
+from meshwright.planner.plan import make_plan
 
 Body = Callable[[Tensor, Tensor], Tensor]
 PER_SAMPLE: dict[str, Body] = {

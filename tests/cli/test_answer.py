@@ -25,15 +25,15 @@ from meshwright.cli.answer import answer, details, pins_cost, recipes
 from meshwright.cli.options import OPTIMIZERS, PRECISIONS, precision_for
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
+from meshwright.explain.recipes import Baseline
 from meshwright.explain.recommend import recommendation
 from meshwright.explain.words import headline
 from meshwright.plan import Plan
+from meshwright.planner.interrupt import STOP
+from meshwright.planner.plan import make_plan
+from meshwright.planner.progress import EVERY_S, Progress
+from meshwright.planner.search_log import SearchRecorder
 from meshwright.sizes import parse_bytes
-from meshwright.solve.baselines import Baseline
-from meshwright.solve.interrupt import STOP
-from meshwright.solve.plan import make_plan
-from meshwright.solve.progress import EVERY_S, Progress
-from meshwright.solve.search_log import SearchRecorder
 
 SMALL = "gpt?layers=1&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
 

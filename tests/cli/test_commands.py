@@ -11,7 +11,7 @@ from meshwright.cli import main
 from meshwright.cli.frontier_plot import table
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
-from meshwright.solve.frontier import Curve, Point
+from meshwright.explain.memory_curve import Curve, Point
 
 SMALL = "gpt?layers=1&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
 

@@ -13,8 +13,8 @@ from meshwright.cli import main
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
+from meshwright.planner.plan import make_plan
 from meshwright.report.traced import read_trace
-from meshwright.solve.plan import make_plan
 
 SMALL = "gpt?layers=1&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
 

@@ -16,7 +16,7 @@ from meshwright.cli import COMMANDS, main
 from meshwright.cli.answer import ROUGH
 from meshwright.cli.fits import _clocks
 from meshwright.cluster import load_cluster
-from meshwright.solve.baselines import Baseline
+from meshwright.explain.recipes import Baseline
 
 SMALL = "gpt?layers=1&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
 
@@ -47,7 +47,7 @@ def test_fits_says_where_a_model_can_be_trained(capsys: pytest.CaptureFixture[st
 
 def test_fits_marks_memory_that_only_a_search_has_counted(capsys: pytest.CaptureFixture[str]) -> None:
     searched = [Baseline("TP", ("tp=2",), 1e-3, 3 << 20, True, microbatches=1, rough=True)]
-    with patch("meshwright.solve.baselines.baselines", lambda *_, **__: searched):
+    with patch("meshwright.explain.recipes.baselines", lambda *_, **__: searched):
         assert main(["fits", SMALL, "--cluster", "h100:2"]) == 0
     _, line, *said = capsys.readouterr().out.splitlines()
     assert "  ~3 MiB  " in line
@@ -165,7 +165,7 @@ def test_a_snapshot_holds_what_the_simulator_holds(tmp_path: Path, capsys: pytes
         peaks.append(peak)
     from meshwright.plan import Plan
     from meshwright.plan.origin import program_of
-    from meshwright.solve.simulated import simulate_plan
+    from meshwright.predict.simulated import simulate_plan
 
     loaded = Plan.load(plan)
     timeline = simulate_plan(loaded, program_of(loaded, plan))

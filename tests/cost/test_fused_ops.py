@@ -12,9 +12,9 @@ from meshwright.cluster import load_cluster
 from meshwright.cost.op.fused import fused_shares
 from meshwright.models.reference import parse_reference
 from meshwright.plan import FrontierPoint
+from meshwright.planner.plan import make_plan
 from meshwright.predict.pieces import stage_pieces
 from meshwright.predict.ways import way_of
-from meshwright.solve.plan import make_plan
 
 LLAMA = "llama?layers=2&hidden=1024&heads=8&kv_heads=8&ffn=2816&vocab=32000&seq=1024"
 LAYER = 1

@@ -17,7 +17,7 @@ from meshwright.cost.traced.kernels import loaded
 from meshwright.cost.traced.nodes import BETWEEN_S, NodeCosts
 from meshwright.generate.joint import trace
 from meshwright.models.reference import parse_reference
-from meshwright.solve.one_device import fit_curves
+from meshwright.planner.one_device import fit_curves
 from meshwright.torch_compat import fake_mode, fake_tensor, trace_joint
 
 H200 = GPUS["H200-SXM-141GB"].device

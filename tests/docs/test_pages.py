@@ -12,8 +12,8 @@ from meshwright.capture import Precision
 from meshwright.capture.optimizer import STATES
 from meshwright.models.families import FAMILIES
 from meshwright.models.named import NAMED
+from meshwright.planner.effort import HEADROOM
 from meshwright.schedule import ORDERS
-from meshwright.solve.effort import HEADROOM
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -13,8 +13,8 @@ from meshwright.cluster import load_cluster
 from meshwright.explain.explain import explain
 from meshwright.explain.recommend import recommendation
 from meshwright.plan.units import show_bytes
+from meshwright.planner.plan import make_plan
 from meshwright.report.per_layer import at_peak
-from meshwright.solve.plan import make_plan
 
 
 def test_a_plan_that_recomputes_may_be_bound_by_memory_though_some_is_free() -> None:

@@ -12,10 +12,10 @@ from meshwright.cli.answer import recipes
 from meshwright.cluster import load_cluster
 from meshwright.explain.explain import explain
 from meshwright.explain.pace import is_host_bound, pace
+from meshwright.explain.recipes import Baseline
 from meshwright.explain.recommend import notes
+from meshwright.planner.plan import make_plan
 from meshwright.report.compared import compare
-from meshwright.solve.baselines import Baseline
-from meshwright.solve.plan import make_plan
 
 
 def test_stages_that_win_by_their_launches_say_so() -> None:

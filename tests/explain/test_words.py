@@ -13,7 +13,7 @@ from meshwright.explain.describe import describe
 from meshwright.explain.recommend import bound_words
 from meshwright.explain.words import Recipe, Storage, batch_parts, headline, state_words
 from meshwright.plan import Plan
-from meshwright.solve.plan import make_plan
+from meshwright.planner.plan import make_plan
 
 
 @pytest.mark.parametrize(

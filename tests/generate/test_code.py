@@ -22,11 +22,11 @@ from meshwright.layout.threads import simulate
 from meshwright.models.gpt import GPT
 from meshwright.models.moe import MoE
 from meshwright.plan import Plan
+from meshwright.planner.plan import make_plan
 from meshwright.predict.traffic import collectives_of
 from meshwright.price.buckets import parameter_collectives
 from meshwright.price.weigh import count_collectives
 from meshwright.report.code import code
-from meshwright.solve.plan import make_plan
 
 
 def model_of(name: str) -> tuple[nn.Module, dict[str, Tensor]]:

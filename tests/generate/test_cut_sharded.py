@@ -15,7 +15,7 @@ from meshwright.generate.pair import pair_of
 from meshwright.generate.program import sharded_segments
 from meshwright.layout.collectives import record
 from meshwright.layout.threads import simulate
-from meshwright.solve.plan import make_plan
+from meshwright.planner.plan import make_plan
 
 
 @pytest.mark.parametrize(("pin", "more"), [("tp=2", True), ("dp=2", False)])

@@ -14,7 +14,7 @@ from meshwright.generate.pair import SegmentPair
 from meshwright.generate.pieces import Gradients, Pieces, pieces
 from meshwright.generate.program import generate
 from meshwright.models.reference import parse_reference
-from meshwright.solve.memory.plan import one_device_plan
+from meshwright.planner.memory.plans import one_device_plan
 
 MODELS = {
     "gpt": "gpt?layers=2&hidden=16&heads=2&ffn=32&vocab=32&seq=4",

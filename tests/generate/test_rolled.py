@@ -13,8 +13,8 @@ from small_models import small_model
 from meshwright.cluster import load_cluster
 from meshwright.generate.rolled import comment_loops, python_loops
 from meshwright.models.gpt import GPT
+from meshwright.planner.plan import make_plan
 from meshwright.report.code import code
-from meshwright.solve.plan import make_plan
 
 LAYER = st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(0, 4), st.integers(0, 4))
 

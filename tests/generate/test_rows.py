@@ -14,7 +14,7 @@ from meshwright.generate.joint import trace
 from meshwright.generate.pair import make_pair
 from meshwright.generate.program import sharded_segments
 from meshwright.generate.strides import lies_last
-from meshwright.solve.memory.plan import one_device_plan
+from meshwright.planner.memory.plans import one_device_plan
 
 
 class Block(nn.Module):

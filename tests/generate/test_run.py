@@ -17,12 +17,12 @@ from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError, RunError
 from meshwright.generate.runs import chains, divided
 from meshwright.plan import Plan
+from meshwright.planner.memory.plans import one_device_plan
+from meshwright.planner.plan import make_plan
 from meshwright.runtime.fit import fit_plan, this_device
 from meshwright.runtime.step import parts
 from meshwright.runtime.step.units import units
 from meshwright.schedule.of_plan import plan_lists
-from meshwright.solve.memory.plan import one_device_plan
-from meshwright.solve.plan import make_plan
 
 CPU = torch.device("cpu")
 Found = tuple[float, dict[str, Tensor], dict[str, Tensor], int, Any]

@@ -12,9 +12,9 @@ from processes import GlooPool
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.plan import Plan
+from meshwright.planner.plan import make_plan
 from meshwright.runtime.trainer import parallelize
 from meshwright.runtime.weights.whole import whole
-from meshwright.solve.plan import make_plan
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,9 +12,9 @@ from torch import Tensor
 from meshwright.capture import capture
 from meshwright.models.llama import Llama
 from meshwright.plan import Plan
+from meshwright.planner.one_device import fit_curves
 from meshwright.runtime.fit import this_device
 from meshwright.runtime.trainer import Trainer, parallelize
-from meshwright.solve.one_device import fit_curves
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,8 +8,8 @@ from small_models import NAMES, small_model
 
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
+from meshwright.planner.plan import make_plan
 from meshwright.runtime.trainer import parallelize
-from meshwright.solve.plan import make_plan
 
 pytestmark = [
     pytest.mark.gpu,

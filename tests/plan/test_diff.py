@@ -13,7 +13,7 @@ from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.explain.diff import ASKED
 from meshwright.plan import Plan
-from meshwright.solve.plan import make_plan
+from meshwright.planner.plan import make_plan
 
 
 @pytest.fixture(scope="module")

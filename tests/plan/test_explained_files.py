@@ -16,7 +16,7 @@ from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
-from meshwright.solve.plan import make_plan
+from meshwright.planner.plan import make_plan
 
 MODEL = "gpt?layers=1&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
 UP = "layers.0.up.weight"

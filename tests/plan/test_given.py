@@ -13,7 +13,7 @@ import meshwright as mw
 from meshwright.cluster import load_cluster
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
-from meshwright.solve.plan import make_plan
+from meshwright.planner.plan import make_plan
 
 
 @pytest.fixture(scope="module")

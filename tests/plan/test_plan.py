@@ -17,7 +17,7 @@ from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
 from meshwright.plan.units import parse_bytes, show_bytes, show_seconds, show_spans
-from meshwright.solve.plan import make_plan
+from meshwright.planner.plan import make_plan
 
 
 @pytest.fixture(scope="module")

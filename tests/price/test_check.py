@@ -13,8 +13,8 @@ from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan
+from meshwright.planner.plan import make_plan
 from meshwright.price.check import check_plan
-from meshwright.solve.plan import make_plan
 
 
 @pytest.fixture(scope="module")

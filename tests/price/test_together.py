@@ -11,8 +11,8 @@ from torch import nn
 from meshwright.capture import capture
 from meshwright.cluster import Group, Link, Member, collective_s, load_cluster
 from meshwright.models.reference import parse_reference
+from meshwright.planner.plan import make_plan
 from meshwright.price.buckets import parameter_collectives, reduced
-from meshwright.solve.plan import make_plan
 
 
 @pytest.mark.parametrize("zero", [0, 3])

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
+from meshwright.planner.plan import make_plan
 from meshwright.price.buckets import segment_collectives
 from meshwright.profile.lookup import lookup_segments
 from meshwright.schedule.of_plan import plan_lists
-from meshwright.solve.plan import make_plan
 
 
 def test_the_embedding_is_gathered_for_forward_alone() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import meshwright as mw
-from meshwright.solve.progress import Progress
+from meshwright.planner.progress import Progress
 
 
 def test_a_plan_is_short_at_a_prompt_and_in_a_notebook(tmp_path) -> None:  # type: ignore[no-untyped-def]
@@ -62,7 +62,7 @@ def test_ctrl_c_at_a_prompt_gives_the_best_plan_so_far(
 
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     monkeypatch.setattr(Progress, "found", found)
-    monkeypatch.setattr("meshwright.solve.of_model.AFTER_S", 0.0)
+    monkeypatch.setattr("meshwright.planner.plan_model.AFTER_S", 0.0)
     before = signal.getsignal(signal.SIGINT)
     plan = mw.plan(model, cluster="h100:8", global_batch=64)
     assert told

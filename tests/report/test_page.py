@@ -17,12 +17,12 @@ from small_models import small_model
 from meshwright.capture import capture
 from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
+from meshwright.explain.recipes import Baseline
 from meshwright.models.moe import MoE
 from meshwright.plan import Plan
+from meshwright.planner.plan import make_plan
 from meshwright.report.data import page_data
 from meshwright.report.page import page, write_report
-from meshwright.solve.baselines import Baseline
-from meshwright.solve.plan import make_plan
 
 EVIL = "</script><script>document.title='owned'</script>"
 OTHERS = (Baseline("DDP", (), 0.5, 1 << 20, True), Baseline("HSDP", why="one host"))

@@ -14,8 +14,8 @@ from meshwright.explain.explain import explain
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
 from meshwright.plan.units import show_bytes, show_seconds
+from meshwright.planner.plan import make_plan
 from meshwright.report.per_layer import at_peak, per_layer, show_layers
-from meshwright.solve.plan import make_plan
 
 SMALL = "gpt?layers=3&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
 

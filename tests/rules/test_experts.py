@@ -20,10 +20,10 @@ from meshwright.cluster import load_cluster, logical_mesh
 from meshwright.layout import Collective
 from meshwright.models.moe import Experts, MoE
 from meshwright.plan import Plan
+from meshwright.planner.plan import make_plan
 from meshwright.profile import backward_flops, forward_flops, saved
 from meshwright.rules import strategies, strategy
 from meshwright.rules.prove import case
-from meshwright.solve.plan import make_plan
 
 BATCH, SEQ, HIDDEN, COUNT = 64, 16, 64, 16
 

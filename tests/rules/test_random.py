@@ -22,8 +22,8 @@ from meshwright.cluster import load_cluster
 from meshwright.errors import RuleError
 from meshwright.models.gpt import GPT
 from meshwright.plan import Plan
+from meshwright.planner.plan import make_plan
 from meshwright.rules import resolve_rule
-from meshwright.solve.plan import make_plan
 
 CPU = torch.device("cpu")
 

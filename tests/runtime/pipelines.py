@@ -15,12 +15,12 @@ from families import SINGLE, family
 from meshwright.capture import Program, capture
 from meshwright.cluster import load_cluster
 from meshwright.plan import Plan
+from meshwright.planner.memory.plans import one_device_plan
+from meshwright.planner.pipeline.by_hand import cut_stages, equal_cuts
+from meshwright.planner.pipeline.realize import skipping
+from meshwright.planner.plan import make_plan
 from meshwright.predict.stage_traffic import rank_traffic
 from meshwright.schedule import plan_pipeline
-from meshwright.solve.memory.plan import one_device_plan
-from meshwright.solve.pipeline.by_hand import cut_stages, equal_cuts
-from meshwright.solve.pipeline.plan import skipping
-from meshwright.solve.plan import make_plan
 
 STEPS = 3
 MESSAGES = ("send", "receive", "broadcast")

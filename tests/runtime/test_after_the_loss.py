@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import meshwright as mw
 from meshwright.cluster import load_cluster
-from meshwright.solve.memory.plan import one_device_plan
+from meshwright.planner.memory.plans import one_device_plan
 
 
 class Contrast(nn.Module):

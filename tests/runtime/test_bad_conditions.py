@@ -20,8 +20,8 @@ import meshwright
 from meshwright.cluster import load_cluster
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan
+from meshwright.planner.plan import make_plan
 from meshwright.runtime.state.folder import complete_ones
-from meshwright.solve.plan import make_plan
 
 DAY_S = 86_400.0
 ROOM = 200_000

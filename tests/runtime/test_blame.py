@@ -17,8 +17,8 @@ import meshwright as mw
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.errors import RunError
+from meshwright.planner.plan import make_plan
 from meshwright.runtime.step.ranges import Range, ranges_of
-from meshwright.solve.plan import make_plan
 
 
 def rank_of(rank: int, port: str, folder: Path, stay: bool) -> None:

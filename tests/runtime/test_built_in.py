@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from meshwright.cluster import load_cluster
 from meshwright.errors import RunError
+from meshwright.planner.plan import make_plan
 from meshwright.runtime.job.data import BuiltIn
 from meshwright.runtime.step.ranges import ranges_of
-from meshwright.solve.plan import make_plan
 
 
 class Tagger(nn.Module):

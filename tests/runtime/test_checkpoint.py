@@ -20,10 +20,10 @@ from meshwright.cluster import load_cluster
 from meshwright.errors import MeshwrightError
 from meshwright.models.gpt import GPT
 from meshwright.plan import Plan
+from meshwright.planner.plan import make_plan
 from meshwright.runtime.state.folder import latest
 from meshwright.runtime.state.index import read_index
 from meshwright.runtime.state.sums import text_sum
-from meshwright.solve.plan import make_plan
 
 
 def a_plan(size: int, *pins: str, name: str = "gpt") -> bytes:

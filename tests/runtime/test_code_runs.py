@@ -24,10 +24,10 @@ from meshwright.layout import Layout
 from meshwright.layout.transport import ProcessTransport, use_transport
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
+from meshwright.planner.plan import make_plan
 from meshwright.report.code import code
 from meshwright.runtime.step.batches import Batches, own_coordinates
 from meshwright.runtime.weights.regions import region
-from meshwright.solve.plan import make_plan
 
 PLANS: dict[str, Callable[[], tuple[str, Plan]]] = {
     "gathered weights": lambda: ("gpt", inner_plan("gpt", 2, ("dp=2", "zero=3"), 1)),

@@ -18,7 +18,7 @@ from small_models import NAMES, small_model
 
 from meshwright.cluster import load_cluster
 from meshwright.plan import Plan
-from meshwright.solve.plan import make_plan
+from meshwright.planner.plan import make_plan
 
 PINS: dict[str, Callable[[int], tuple[str, ...]]] = {
     "chosen": lambda n: ("pp=1",),

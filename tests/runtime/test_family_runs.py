@@ -21,7 +21,7 @@ from meshwright.capture import Program, capture
 from meshwright.cluster import load_cluster
 from meshwright.generate.program import Generated, generate
 from meshwright.plan import Plan
-from meshwright.solve.plan import make_plan
+from meshwright.planner.plan import make_plan
 
 pytestmark = pytest.mark.full
 

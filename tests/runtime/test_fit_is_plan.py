@@ -13,8 +13,8 @@ from small_models import small_model
 import meshwright as mw
 from meshwright.cluster.device_table import GPUS
 from meshwright.errors import PlanError
+from meshwright.planner.one_device import one_device_cluster, room_bytes
 from meshwright.runtime.fit import REFERENCE, fit_plan, this_device
-from meshwright.solve.one_device import one_device_cluster, room_bytes
 
 TIGHT, TIGHTER = 0.92, 0.82
 """Of the peak with all the memory that a step wants."""

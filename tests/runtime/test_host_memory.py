@@ -17,8 +17,8 @@ import meshwright as mw
 from meshwright.cluster import load_cluster
 from meshwright.errors import RunError
 from meshwright.plan import Plan
+from meshwright.planner.plan import make_plan
 from meshwright.runtime.weights.hosted import GroupedStep, hosted_of
-from meshwright.solve.plan import make_plan
 
 STEPS = 3
 WAYS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {

@@ -15,7 +15,7 @@ from torch import Tensor
 from meshwright.cluster import load_cluster
 from meshwright.models.gpt import GPT
 from meshwright.plan import Plan
-from meshwright.solve.plan import make_plan
+from meshwright.planner.plan import make_plan
 
 COUNT = 64
 """Bytes of what ranks tell each other besides gradients, at most."""

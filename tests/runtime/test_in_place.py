@@ -19,7 +19,7 @@ import meshwright as mw
 from meshwright.cluster import load_cluster
 from meshwright.errors import RunError
 from meshwright.plan import Plan
-from meshwright.solve.plan import make_plan
+from meshwright.planner.plan import make_plan
 
 TWO = {"zero": ("dp=2", "zero=3"), "tensor": ("tp=2",), "stages": ("pp=2",)}
 

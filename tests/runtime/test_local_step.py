@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 import meshwright as mw
 from meshwright.cluster import load_cluster
-from meshwright.solve.memory.plan import one_device_plan
+from meshwright.planner.memory.plans import one_device_plan
 
 WAYS = {
     "adamw": lambda params: torch.optim.AdamW(params, lr=1e-2, fused=True),

@@ -18,8 +18,8 @@ import meshwright as mw
 from meshwright.cluster import load_cluster
 from meshwright.errors import MeshwrightError, RunError
 from meshwright.plan import Plan
+from meshwright.planner.plan import make_plan
 from meshwright.runtime.trainer import Trainer
-from meshwright.solve.plan import make_plan
 
 
 def small(seed: int = 0) -> nn.Module:

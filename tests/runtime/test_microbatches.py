@@ -21,9 +21,9 @@ from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
 from meshwright.layout import Collective
 from meshwright.plan import Plan
+from meshwright.planner.plan import make_plan
 from meshwright.price.parameter import chain_uses, gathers
 from meshwright.profile.lookup import lookup_segments
-from meshwright.solve.plan import make_plan
 
 IGNORED = -100
 

@@ -15,11 +15,11 @@ from processes import GlooPool
 
 from meshwright.cluster import load_cluster
 from meshwright.models.reference import parse_reference
+from meshwright.planner.plan import make_plan
 from meshwright.runtime.job import observe, worker
 from meshwright.runtime.job.observe import Losses
 from meshwright.runtime.job.progress import Progress
 from meshwright.runtime.state.loader import Loader
-from meshwright.solve.plan import make_plan
 
 MODEL = "gpt?layers=1&hidden=16&heads=2&ffn=32&vocab=128&seq=16"
 SLEEP_S = 0.3

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from meshwright.cluster import load_cluster
 from meshwright.plan import Plan
-from meshwright.solve.plan import make_plan
+from meshwright.planner.plan import make_plan
 
 
 class Recurrent(nn.Module):

@@ -15,8 +15,8 @@ from meshwright.cost.host_link import Copies
 from meshwright.models.llama import Llama
 from meshwright.plan import Plan
 from meshwright.plan.instruction import to_text
-from meshwright.solve.memory.curves import Curves, curves
-from meshwright.solve.memory.plan import one_device_plan
+from meshwright.planner.memory.curves import Curves, curves
+from meshwright.planner.memory.plans import one_device_plan
 
 QUICK = Copies(1e13, 1e13)
 """A link that hides every copy of a small model."""

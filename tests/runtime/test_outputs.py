@@ -22,7 +22,7 @@ import meshwright as mw
 from meshwright.cluster import load_cluster
 from meshwright.errors import RunError
 from meshwright.plan import Plan
-from meshwright.solve.plan import make_plan
+from meshwright.planner.plan import make_plan
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 RUNNING = (Path(__file__).parents[2] / "docs" / "running.md").read_text()

@@ -15,7 +15,7 @@ from processes import GlooPool
 
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
-from meshwright.solve.pipeline.by_hand import recomputing
+from meshwright.planner.pipeline.by_hand import recomputing
 
 TP, DATA, ZERO2, ZERO3 = ("tp=2",), ("dp=2", "zero=0"), ("dp=2", "zero=2"), ("dp=2", "zero=3")
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from meshwright.capture import capture
 from meshwright.errors import CaptureError, PlanError
+from meshwright.planner.pipeline.balance import balanced_cuts
 from meshwright.runtime.fit import this_device
 from meshwright.runtime.gpipe import gpipe_plan
-from meshwright.solve.pipeline.balance import balanced_cuts
 
 BATCH = 12
 

@@ -18,10 +18,10 @@ from meshwright.capture import Program, capture
 from meshwright.cluster import load_cluster
 from meshwright.models.gpt import GPT
 from meshwright.plan import Plan, StageLink
+from meshwright.planner.memory.plans import one_device_plan
+from meshwright.planner.pipeline.by_hand import cut_stages, equal_cuts
 from meshwright.predict.step import pipeline_predicted as predicted
 from meshwright.predict.ways import stage_ways, with_choices
-from meshwright.solve.memory.plan import one_device_plan
-from meshwright.solve.pipeline.by_hand import cut_stages, equal_cuts
 
 
 def model_and_batch() -> tuple[GPT, dict[str, torch.Tensor]]:

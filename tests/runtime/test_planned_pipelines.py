@@ -13,8 +13,8 @@ from processes import GlooPool
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
-from meshwright.solve.pipeline.by_hand import recomputing
-from meshwright.solve.plan import make_plan
+from meshwright.planner.pipeline.by_hand import recomputing
+from meshwright.planner.plan import make_plan
 
 CASES: dict[str, dict[str, Any]] = {
     "interleaved, uneven": {"name": "llama", "pins": ("pp=2", "schedule=interleaved", "microbatch=5")},

@@ -16,12 +16,12 @@ from meshwright.capture import Program
 from meshwright.cluster import load_cluster
 from meshwright.cost.host_link import Copies
 from meshwright.plan import Plan
+from meshwright.planner.memory.options import Ways
+from meshwright.planner.memory.plans import with_kept
+from meshwright.planner.plan import make_plan
+from meshwright.planner.reprice import reprice
+from meshwright.predict.simulated import simulate_plan
 from meshwright.predict.traffic import collectives_of
-from meshwright.solve.memory.plan import with_kept
-from meshwright.solve.plan import make_plan
-from meshwright.solve.points import Ways
-from meshwright.solve.reprice import reprice
-from meshwright.solve.simulated import simulate_plan
 
 
 def accounted(plan: Plan, program: Program) -> Plan:
@@ -100,7 +100,7 @@ def test_segments_that_run_forward_twice_gather_and_communicate_twice(
 def test_values_of_sharded_segments_wait_on_the_host(
     ranks: Callable[[int], GlooPool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meshwright.solve.memory.curves.copies_of", lambda device: QUICK)
+    monkeypatch.setattr("meshwright.planner.memory.curves.copies_of", lambda device: QUICK)
     plan = recomputing(2, 0.95, ("tp=2", "microbatch=1"))
     assert any(choice.offload for choice in plan.choices)
     assert reprice(plan, capture(*small_model("llama"))).predicted == plan.predicted
@@ -111,7 +111,7 @@ def test_values_of_sharded_segments_wait_on_the_host(
 def test_all_that_can_wait_on_the_host_does_beside_gathers(
     ranks: Callable[[int], GlooPool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meshwright.solve.memory.curves.copies_of", lambda device: QUICK)
+    monkeypatch.setattr("meshwright.planner.memory.curves.copies_of", lambda device: QUICK)
     program, cluster = capture(*small_model("llama")), load_cluster("local:2")
     plan = make_plan(program, cluster, pins=("dp=2", "zero=3", "microbatch=3"))
     found = Ways.of(plan, program).curves

@@ -20,10 +20,10 @@ from processes import GlooPool
 from meshwright.cluster import load_cluster
 from meshwright.errors import MeshwrightError, RunError
 from meshwright.models.reference import parse_reference
+from meshwright.planner.plan import make_plan
 from meshwright.runtime.job import progress
 from meshwright.runtime.job.worker import Job, not_finite, train
 from meshwright.runtime.state.lock import LOCK, release, take
-from meshwright.solve.plan import make_plan
 
 MODEL = "gpt?layers=1&hidden=16&heads=2&ffn=32&vocab=128&seq=16"
 

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations
 
 from meshwright.cluster import load_cluster
 from meshwright.plan import Plan
-from meshwright.solve.plan import make_plan
+from meshwright.planner.plan import make_plan
 
 
 class Writing(nn.Module):

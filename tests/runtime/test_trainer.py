@@ -13,8 +13,8 @@ from small_models import small_model
 from meshwright.cluster import load_cluster
 from meshwright.errors import MeshwrightError, RunError
 from meshwright.plan import Plan
+from meshwright.planner.plan import make_plan
 from meshwright.runtime.step.batches import Batches
-from meshwright.solve.plan import make_plan
 
 
 def a_plan(size: int, *pins: str) -> bytes:

@@ -16,7 +16,7 @@ from meshwright.cluster import load_cluster
 from meshwright.errors import MeshwrightError, RunError
 from meshwright.models.gpt import GPT
 from meshwright.plan import Plan
-from meshwright.solve.plan import make_plan
+from meshwright.planner.plan import make_plan
 
 
 def a_plan(name: str, size: int, *pins: str, **changes: Any) -> Plan:

@@ -17,8 +17,8 @@ from meshwright.cluster import load_cluster
 from meshwright.layout import Layout
 from meshwright.models.gpt import GPT
 from meshwright.plan import Plan
+from meshwright.planner.plan import make_plan
 from meshwright.report.code import code
-from meshwright.solve.plan import make_plan
 
 SIZES = {"odd": (2, 24, 3, 1001, 2003, 5, True), "untied": (2, 26, 2, 335, 1009, 7, False)}
 """Layers, hidden, heads, ffn, vocabulary, sequence, tied: 3, 4 or 5 divide few of them."""

@@ -20,8 +20,8 @@ from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
 from meshwright.plan.tasks import parse_tasks, show_tasks
 from meshwright.plan.units import show_seconds
+from meshwright.planner.plan import make_plan
 from meshwright.schedule import ORDERS, pipeline, plan_lists
-from meshwright.solve.plan import make_plan
 
 MODEL = "gpt?layers=4&hidden=16&heads=2&ffn=32&vocab=32&seq=8&tied=false"
 

@@ -9,11 +9,11 @@ from meshwright.capture import capture
 from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
 from meshwright.plan.instruction import from_text
+from meshwright.planner.plan import make_plan
 from meshwright.predict.pieces import stage_pieces
+from meshwright.predict.simulated import simulate_plan
 from meshwright.schedule.one_stage import one_stage
 from meshwright.simulate import Costs, SegmentCost, simulate
-from meshwright.solve.plan import make_plan
-from meshwright.solve.simulated import simulate_plan
 
 GROUPS = 4
 BEFORE = 2.0 * GROUPS

@@ -21,14 +21,14 @@ from meshwright.cost.host_link import Copies, copies_of, state_copies
 from meshwright.errors import PlanError
 from meshwright.models.arguments import reference_of
 from meshwright.plan import Plan
+from meshwright.planner.memory.curves import Curves
+from meshwright.planner.memory.methods import order_by
+from meshwright.planner.one_device import fit_curves
+from meshwright.planner.plan import make_plan
 from meshwright.predict import one_stage, predict
+from meshwright.predict.simulated import simulate_plan
 from meshwright.schedule import ORDERS
 from meshwright.sizes import parse_bytes
-from meshwright.solve.memory.curves import Curves
-from meshwright.solve.memory.methods import order_by
-from meshwright.solve.one_device import fit_curves
-from meshwright.solve.plan import make_plan
-from meshwright.solve.simulated import simulate_plan
 
 PRESETS = ("local:2", "local:4", *(f"{name}:1" for name in presets.PRESETS if name != "local"), "h200:4", "l4:2")
 WAYS = (

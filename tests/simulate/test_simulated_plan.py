@@ -11,8 +11,8 @@ from small_models import small_model
 from meshwright.capture import capture
 from meshwright.cli import main
 from meshwright.cluster import Group, Link, Member, load_cluster
-from meshwright.solve.plan import make_plan
-from meshwright.solve.simulated import simulate_plan
+from meshwright.planner.plan import make_plan
+from meshwright.predict.simulated import simulate_plan
 
 SMALL = "gpt?layers=1&hidden=32&heads=4&ffn=64&vocab=128&seq=16"
 

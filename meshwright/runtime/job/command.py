@@ -253,9 +253,9 @@ def _plan(args: argparse.Namespace, world: int | None, measured: Cluster | None,
     from meshwright.capture import Precision, capture
     from meshwright.cluster import load_cluster
     from meshwright.plan import Plan
+    from meshwright.planner.model_pins import check_names
+    from meshwright.planner.plan import make_plan
     from meshwright.price.check import check_plan
-    from meshwright.solve.pin_words import check_names
-    from meshwright.solve.plan import make_plan
 
     reference = reference_of(args)
     if args.plan == "auto":

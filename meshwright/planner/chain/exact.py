@@ -1,0 +1,189 @@
+"""Small programs to the last byte: the whole chain, every instance on its own, as one selection Problem.
+
+Nodes are those of `intra`'s Problems, tied together at the boundaries. What backward reads counts once per storage and
+layout (a node that says whether it is kept); what a segment needs while it runs is the level of a node of its own,
+which its ops hold up. One row per segment: all that is held, and what that segment needs on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from meshwright.planner.chain.mix import Chain
+from meshwright.planner.effort import RETRIES
+from meshwright.planner.sharding.model import Frontier
+from meshwright.planner.sharding.segment import SegmentProblem
+from meshwright.price.parameter import local_bytes, parameter_price
+from meshwright.price.segment import kept_values, kernels, shards
+from meshwright.profile import saved
+from meshwright.select import InfeasibleError, ProblemBuilder, solve
+from meshwright.select.problem import Floats, Problem
+
+MOST_OPTIONS = 4000
+"""Of all nodes together; more are for the dual prices of `chain`."""
+
+WORK = 4000.0
+"""Of the engine, in millions of steps and nodes of HiGHS: the same answer on a busy machine."""
+
+
+def is_small(frontier: Frontier) -> bool:
+    return sum(len(frontier.problem(i).problem.costs) for i in range(len(frontier.program.segments))) <= MOST_OPTIONS
+
+
+@dataclass(slots=True)
+class Whole:
+    """The Problem in the making. firsts: of each segment, the number of its first node. begins: of each boundary value
+    or tied weight, the first node that stands for it."""
+
+    frontier: Frontier
+    build: ProblemBuilder = field(default_factory=ProblemBuilder)
+    firsts: list[int] = field(default_factory=list)
+    begins: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, frontier: Frontier) -> Whole:
+        whole = cls(frontier)
+        for index in range(len(frontier.program.segments)):
+            whole.add(index)
+        whole.limit()
+        return whole
+
+    def add(self, index: int) -> None:
+        """A segment's nodes, and its boundary tied to what came before."""
+        own = self.frontier.problem(index)
+        costs = own.at(0.0, overlap_weight=self.frontier.overlap_weight).costs
+        first = -1
+        for node in range(own.problem.nodes):
+            where = slice(own.problem.offsets[node], own.problem.offsets[node + 1])
+            added = self.build.node(costs[where], name=own.problem.label(node))
+            first = added if first < 0 else first
+        self.firsts.append(first)
+        for edge in range(own.problem.edges):
+            a, b = own.problem.edge_nodes[edge]
+            self.build.edge(first + int(a), first + int(b), own.problem.matrix(edge))
+        for name, side in zip(self.frontier.boundary(index), own.boundary, strict=True):
+            node = first + side.node
+            before = self.begins.setdefault(name, node)
+            if before != node:
+                self.build.edge(before, node, np.where(np.eye(len(side.layouts), dtype=bool), 0.0, np.inf))
+
+    def limit(self) -> None:
+        rows = [self.build.row(np.inf) for _ in self.firsts]
+        for index, first in enumerate(self.firsts):
+            own = self.frontier.problem(index)
+            for option in np.flatnonzero(own.held):
+                node = int(np.searchsorted(own.problem.offsets, option, side="right")) - 1
+                at = int(option - own.problem.offsets[node])
+                self.build.hold(rows[0], rows[-1] + 1, first + node, at, own.held[option])
+            self._kept(own, first, rows)
+            self._running(index, own, first, rows[index])
+
+    def _kept(self, own: SegmentProblem, first: int, rows: list[int]) -> None:
+        """Per storage and layout a node with two options: not there, or kept in every row."""
+        space = own.space
+        keepers: dict[tuple[str, object], dict[int, Floats]] = {}
+        for place, (op, found) in enumerate(space.each()):
+            if not any(value.grad for value in op.results):
+                continue
+            node = first + own.op_nodes[place]
+            for option, made in enumerate(found):
+                auxiliary = saved(op, space.values, kernels(space.mesh)).auxiliary_bytes // shards(made, space.mesh)
+                self.build.hold(rows[0], rows[-1] + 1, node, option, auxiliary)
+                for name, layout in kept_values(op, made, space.values, space.outside, space.mesh):
+                    type_ = space.values[name].type
+                    needs = keepers.setdefault((space.bases[name], layout), {}).setdefault(node, np.zeros(len(found)))
+                    needs[option] = max(needs[option], local_bytes(type_.sizes, type_.itemsize, layout, space.mesh))
+        for key, readers in keepers.items():
+            levels = np.unique(np.concatenate([[0.0], *readers.values()]))
+            kept = self.build.node(np.zeros(len(levels)), name=f"{key[0]} kept")
+            for option, size in enumerate(levels):
+                self.build.hold(rows[0], rows[-1] + 1, kept, option, size)
+            for node, needs in readers.items():
+                self.build.edge(node, kept, np.where(levels[None, :] >= needs[:, None], 0.0, np.inf))
+
+    def _running(self, index: int, own: SegmentProblem, first: int, row: int) -> None:
+        """What the segment needs while it runs: gathered weights, and the level that its largest op asks for."""
+        space = own.space
+        for value in space.graph.params:
+            uses = own.tied[value.name].uses if value.name in own.tied else 1
+            for option, plan in enumerate(own.options[value.name]):
+                price = parameter_price(value, plan, space.mesh, space.setting, max(1, uses))
+                size = price.transient_bytes if uses else 0
+                self.build.use(row, first + own.makers[value.name].node, option, size)
+        asked = {first + node: space.running_bytes(place) for place, node in enumerate(own.op_nodes)}
+        anyway = max(sizes.min() for sizes in asked.values())
+        moved = {way: sizes for way in own.ways if (sizes := own.moving_bytes(way)).max() > anyway}
+        levels = np.unique(np.concatenate([*asked.values(), *(sizes.ravel() for sizes in moved.values())]))
+        level = self.build.node(np.zeros(len(levels)), name=f"segment {index} runs")
+        for option, size in enumerate(levels):
+            self.build.use(row, level, option, size)
+        for node, sizes in asked.items():
+            self.build.edge(node, level, np.where(levels[None, :] >= sizes[:, None], 0.0, np.inf))
+        for way, sizes in moved.items():
+            self._moving(first + way.maker.node, first + way.node, level, sizes, levels)
+
+    def _moving(self, maker: int, reader: int, level: int, sizes: Floats, levels: Floats) -> None:
+        """A conversion needs what it needs from one option to another: a node knows the level and the one of them."""
+        rows, row_of = np.unique(sizes, axis=0, return_inverse=True)
+        count = len(levels)
+        between = self.build.node(np.zeros(len(rows) * count), name="converts")
+        row, at = np.divmod(np.arange(len(rows) * count), count)
+        self.build.edge(maker, between, np.where(row_of.reshape(-1)[:, None] == row[None, :], 0.0, np.inf))
+        self.build.edge(level, between, np.where(np.arange(count)[:, None] == at[None, :], 0.0, np.inf))
+        self.build.edge(reader, between, np.where(levels[at][None, :] >= rows[row].T, 0.0, np.inf))
+
+    def problem(self) -> Problem:
+        """Without limits. Costs are seconds times `frontier.scale`, rows are bytes, one row a segment."""
+        return self.build.build()
+
+    def chain(self, choice: Sequence[int], price: float) -> Chain:
+        """What a choice of the Problem stands for. price: for the Chain."""
+        points, options = [], []
+        for index, first in enumerate(self.firsts):
+            own = self.frontier.problem(index)
+            picked = list(choice[first : first + own.problem.nodes])
+            options.append(tuple(int(picked[side.node]) for side in own.boundary))
+            answer = own.answer(picked, self.frontier.program.segments[index].graph, 0.0)
+            points.append(self.frontier.priced(index, answer))
+        return Chain(tuple(points), tuple(options), self.frontier.setting.microbatches, price)
+
+
+def limited(problem: Problem, budget_bytes: int) -> Problem:
+    """The same with so many bytes at every moment."""
+    return replace(problem, limits=np.full(len(problem.limits), float(budget_bytes)))
+
+
+def whole_problem(frontier: Frontier, budget_bytes: int) -> Problem:
+    """The whole chain as one Problem."""
+    return limited(Whole.of(frontier).problem(), budget_bytes)
+
+
+def exact_chain(frontier: Frontier, budget_bytes: int, price: float) -> tuple[Chain | None, float]:
+    """(the fastest chain that fits, None where none was found; a bound on all of them). price: for the Chain."""
+    whole = Whole.of(frontier)
+    problem, bounds = whole.problem(), [float("inf")]
+
+    def within(room_bytes: int) -> Chain | None:
+        try:
+            found = solve(limited(problem, room_bytes), work=WORK)
+        except InfeasibleError:
+            return None
+        bounds.append(found.bound / frontier.scale)
+        return whole.chain(found.choice, price)
+
+    return with_less_room(within, budget_bytes), bounds[min(1, len(bounds) - 1)]
+
+
+def with_less_room(within: Callable[[int], Chain | None], budget_bytes: int) -> Chain | None:
+    """within: of a number of bytes, a chain that fits. What is gathered early and waits for its reduction is no part of
+    the Problem: where it takes too much there is less room, each time by twice as much."""
+    room_bytes = budget_bytes
+    for number in range(RETRIES):
+        chain = within(room_bytes)
+        if chain is None or chain.peak_bytes <= budget_bytes:
+            return chain
+        room_bytes -= (chain.peak_bytes - budget_bytes) << number
+    return None

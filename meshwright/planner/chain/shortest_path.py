@@ -1,0 +1,182 @@
+"""The cheapest chain at one price per byte: a shortest path over the layouts of the values alive between segments.
+
+What has been reached has one axis per alive value; a tied weight is alive from its first reader to its last. A segment
+adds its table over inputs, outputs and tied weights; what no later segment reads is minimised out. Of a tied weight,
+which its first reader pays for, later readers see the layout alone: of options with the same one the best goes on. On
+the way back the minimising options are found again, for the one combination that matters of each step. Which axes these
+are is the same at every price (`_Step`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from types import MappingProxyType
+
+import numpy as np
+
+from meshwright.errors import PlanError
+from meshwright.layout import Layout
+from meshwright.planner.sharding.model import Frontier, Options
+from meshwright.planner.sharding.segment import LARGEST_TABLE
+from meshwright.select.problem import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class _Laid:
+    """How an array is laid out over what a step decides and then what stays alive: its axes in `order`, in a shape that
+    broadcasts. picks: of some axes, the options that stand for all."""
+
+    order: tuple[int, ...]
+    shape: tuple[int, ...]
+    picks: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+    def out(self, table: Floats) -> Floats:
+        for axis, picked in self.picks:
+            table = table.take(picked, axis)
+        return table.transpose(self.order).reshape(self.shape)
+
+    def column(self, table: Floats, kept: Options) -> Floats:
+        """With these options of what stays alive."""
+        found = self.out(table)
+        for one in reversed(kept):
+            found = found[..., min(one, found.shape[-1] - 1)]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One segment: how what was reached and the segment's table are laid out. dying: what is decided here, and how many
+    options it has. kept: what is alive afterwards. merged: of some of that, the options that later readers take for
+    the same."""
+
+    reached: _Laid
+    table: _Laid
+    dying: dict[str, int]
+    kept: dict[str, int]
+    merged: dict[str, list[list[int]]]
+
+    def least(self, reached: Floats, table: Floats) -> Floats:
+        """Over what stays alive. All sums may be many: those of one option at a time of the first value decided."""
+        first, *others = self.dying.values() or (1,)
+        found = np.full(tuple(self.kept.values()), np.inf)
+        sums = np.empty((*others, *found.shape))
+        for option in range(first):
+            np.add(reached[min(option, len(reached) - 1)], table[min(option, len(table) - 1)], out=sums)
+            np.minimum(found, sums.min(axis=tuple(range(len(others)))) if others else sums, out=found)
+        for axis, name in enumerate(self.kept):
+            if name in self.merged:
+                found = np.stack([found.take(same, axis).min(axis) for same in self.merged[name]], axis)
+        return found
+
+    def decided(self, reached: Floats, table: Floats, kept: Options) -> dict[str, int]:
+        """The best options of what is decided here, with these of what stays alive; of merged ones, too."""
+        free = [
+            self.merged[name][one] if name in self.merged else [one] for name, one in zip(self.kept, kept, strict=True)
+        ]
+        columns = {each: self.reached.column(reached, each) + self.table.column(table, each) for each in product(*free)}
+        alive, column = min(columns.items(), key=lambda one: float(one[1].min()))
+        best = np.unravel_index(column.argmin(), column.shape)
+        return dict(zip(self.kept, alive, strict=True)) | dict(zip(self.dying, map(int, best), strict=False))
+
+
+def walk(frontier: Frontier, price: float) -> tuple[float, list[Options]]:
+    """(least seconds + price * held bytes, the boundary options of every segment) over all chains."""
+    reached = _reached(frontier, price)
+    cost = frontier.costs[frontier.key(price)] = float(reached[-1])
+    return cost, _path(frontier, price, reached)
+
+
+def least_cost(frontier: Frontier, price: float) -> float:
+    """The first of `walk`. Searches under other budgets ask for the same prices."""
+    key = frontier.key(price)
+    if key not in frontier.costs:
+        frontier.costs[key] = float(_reached(frontier, price)[-1])
+    return frontier.costs[key]
+
+
+def _reached(frontier: Frontier, price: float) -> list[Floats]:
+    """What is reached before every segment and after the last, over what is alive there."""
+    found: list[Floats] = [np.zeros(())]
+    laid: dict[tuple[int, _Laid], Floats] = {}
+    for index, step in enumerate(_steps(frontier)):
+        table = frontier.solve(index, price).costs
+        key = (id(table), step.table)
+        if key not in laid:
+            laid[key] = np.ascontiguousarray(step.table.out(table))
+        found.append(step.least(step.reached.out(found[-1]), laid[key]))
+        _check(frontier, index, found[-1])
+    return found
+
+
+def _check(frontier: Frontier, index: int, reached: Floats) -> None:
+    if not np.isfinite(reached).any():
+        name = frontier.program.segments[index].name
+        raise PlanError(f"no way is left to run layer {name}", "pins that agree", "drop one of them")
+
+
+def _steps(frontier: Frontier) -> list[_Step]:
+    if not frontier.steps:
+        frontier.steps.extend(_made(frontier))
+    return frontier.steps
+
+
+def _made(frontier: Frontier) -> list[_Step]:
+    found: list[_Step] = []
+    alive: tuple[str, ...] = ()
+    widths: dict[str, int] = {}
+    merged: dict[str, list[list[int]]] = {}
+    for index, segment in enumerate(frontier.program.segments):
+        names = frontier.boundary(index)
+        sides = frontier.problem(index).boundary
+        layouts = {name: side.layouts for name, side in zip(names, sides, strict=True)}
+        widths |= {name: len(merged.get(name, layouts[name])) for name in names}
+        here = (*alive, *(name for name in names if name not in alive))
+        if prod(widths[name] for name in here) > LARGEST_TABLE:
+            raise PlanError(
+                f"{len(here)} values alive at layer {segment.name}, with too many combinations of layouts",
+                f"at most {LARGEST_TABLE:,.0f} combinations",
+                "pin dp or tp, or plan for fewer mesh axes",
+            )
+        kept = {name: widths[name] for name in here if frontier.last_reader.get(name, -1) > index}
+        dying = {name: widths[name] for name in sorted(here, key=lambda name: -widths[name]) if name not in kept}
+        table = _laid(names, dying, kept, merged)
+        tied = [name for name in kept if name in names and name in frontier.uses and name not in merged]
+        new = {name: _alike(layouts[name]) for name in tied}
+        found.append(_Step(_laid(alive, dying, kept), table, dying, kept, new))
+        merged |= new
+        widths |= {name: len(same) for name, same in new.items()}
+        alive = tuple(kept)
+    return found
+
+
+def _alike(layouts: Sequence[Layout]) -> list[list[int]]:
+    """Options of each layout."""
+    found: dict[Layout, list[int]] = {}
+    for option, layout in enumerate(layouts):
+        found.setdefault(layout, []).append(option)
+    return list(found.values())
+
+
+def _laid(
+    names: Sequence[str],
+    dying: dict[str, int],
+    kept: dict[str, int],
+    merged: Mapping[str, list[list[int]]] = MappingProxyType({}),
+) -> _Laid:
+    """names: of the axes of an array."""
+    axes = dying | kept
+    shape = tuple(width if name in names else 1 for name, width in axes.items())
+    picks = tuple((axis, tuple(same[0] for same in merged[name])) for axis, name in enumerate(names) if name in merged)
+    return _Laid(tuple(names.index(name) for name in axes if name in names), shape if dying else (1, *shape), picks)
+
+
+def _path(frontier: Frontier, price: float, reached: list[Floats]) -> list[Options]:
+    chosen: dict[str, int] = {}
+    steps = _steps(frontier)
+    for index, step in reversed(list(enumerate(steps))):
+        kept = tuple(chosen[name] for name in step.kept)
+        chosen |= step.decided(reached[index], frontier.solve(index, price).costs, kept)
+    return [tuple(chosen[name] for name in frontier.boundary(index)) for index in range(len(steps))]

@@ -1,0 +1,1 @@
+"""What is said where nothing fits: whether anything would, and in how many bytes."""

@@ -1,0 +1,55 @@
+"""Plans in which memory is saved in a way that has a name (`memory.methods`), pinned by `recompute=NAME`.
+
+Shardings first, as `sweep` finds them under several budgets, then each saves memory in that way; the fastest that
+fits. With `rotor` that is Colossal-Auto.
+"""
+
+from __future__ import annotations
+
+from meshwright.capture.program import Program
+from meshwright.pins.methods import ORDERED
+from meshwright.plan import Plan
+from meshwright.planner.chain.lagrangian import ANY_PRICE, chain_at
+from meshwright.planner.chain.mix import Chain
+from meshwright.planner.memory.methods import fixed_ways
+from meshwright.planner.memory.nested_sharded import refine_nested
+from meshwright.planner.memory.options import Ways
+from meshwright.planner.memory.refine import refine_ways
+from meshwright.planner.search.keep_all import Candidate
+from meshwright.planner.search.mesh_search import Assemble
+from meshwright.planner.search.shard_then_remat import sweep_budgets
+from meshwright.planner.sharding.model import Frontier
+
+
+def method_search(
+    candidates: list[Candidate],
+    program: Program,
+    budget_bytes: int,
+    assemble: Assemble,
+    method: str,
+    exactly: bool = True,
+) -> Plan | None:
+    """The fastest that fits; where none of the sweep does, that of the shardings that hold least. exactly: as for
+    `solve_chain`."""
+
+    def refined(chain: Chain, frontier: Frontier) -> Plan | None:
+        return refine_by(assemble(chain, frontier), program, budget_bytes, method)
+
+    best = sweep_budgets(candidates, budget_bytes, refined, None, exactly, to_the_end=True)
+    for candidate in candidates if best is None else ():
+        frontier = candidate.frontier(candidate.microbatches[-1])
+        plan = refined(chain_at(frontier, ANY_PRICE), frontier)
+        if plan is not None and (best is None or plan.predicted.step_s < best.predicted.step_s):
+            best = plan
+    return best
+
+
+def refine_by(plan: Plan, program: Program, budget_bytes: int, method: str) -> Plan | None:
+    """The plan with its sharding as it is, saving memory in this way; None where that does not fit."""
+    if plan.predicted.static_bytes > budget_bytes:
+        return None
+    ways = Ways.of(plan, program, ())
+    if method in ORDERED:
+        return refine_nested(plan, program, ways, budget_bytes, method)
+    picked = fixed_ways(program, ways.curves.plan, ways.curves.options, method)
+    return refine_ways(plan, program, ways, budget_bytes, [(kept,) for kept in picked])

@@ -1,0 +1,318 @@
+"""A plan made to fit: with the sharding as it is, what every instance keeps, recomputes, chunks and offloads.
+
+Per distinct sharded segment its curve (`curve`), for the last one its chunks as well; then `chain` over all
+instances. On one device, where there is nothing to shard, that is the whole plan (`plan.one_device_plan`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from meshwright.capture.program import Program, SegmentGraph
+from meshwright.cluster import Device
+from meshwright.cost.host_link import Copies, copies_of
+from meshwright.cost.traced.nodes import NodeCosts
+from meshwright.errors import PlanError
+from meshwright.generate.joint import label
+from meshwright.generate.program import sharded_segments
+from meshwright.pins.methods import FIXED, ORDERED, check_method
+from meshwright.plan import Choice, Plan
+from meshwright.plan.units import show_bytes, show_enough
+from meshwright.planner.effort import EXACT, MOST_UNITS, NEAR
+from meshwright.planner.infeasible.no_room import Least, NoRoomError, least_where
+from meshwright.planner.memory.instances import Chosen, Instance, least_peak_bytes, peak_of, solve_instances
+from meshwright.planner.memory.methods import fixed_ways, order_by
+from meshwright.planner.memory.plans import with_kept
+from meshwright.predict import predicted
+from meshwright.predict.one_stage import static_bytes
+from meshwright.predict.pieces import stage_pieces
+from meshwright.remat.away import away_options
+from meshwright.remat.chained import Chained
+from meshwright.remat.curve import Kept, kept_curve, undominated
+from meshwright.remat.inner import CHUNKS, inner_options
+from meshwright.remat.tail import tail_options
+from meshwright.remat.traced import Tracer, traced_for
+from meshwright.remat.way import cut_way
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """What may be chosen for a plan. options: per instance, shared objects where instances are alike.
+
+    static_bytes: in memory all the time: parameters, optimizer, batch, common values. gradients: per instance, of the
+    parameters that no later one has; step_s: the optimizer. away: ways that offload, where the link is known. fused:
+    the pairs will be compiled.
+    """
+
+    plan: Plan
+    program: Program
+    options: tuple[tuple[Kept, ...], ...]
+    gradients: tuple[int, ...]
+    static_bytes: int
+    step_s: float
+    away: tuple[tuple[Kept, ...], ...] = ()
+    fused: bool = False
+
+    def instances(self) -> list[Instance]:
+        return [Instance(kept, size) for kept, size in zip(self.options, self.gradients, strict=True)]
+
+    @property
+    def least_bytes(self) -> int:
+        """No choice needs less; at the step all gradients are there."""
+        return max(least_peak_bytes(self.instances(), self.static_bytes), self.static_bytes + sum(self.gradients))
+
+    def peak_of(self, picked: Sequence[Kept]) -> int:
+        """The most bytes in use where instances run in these ways."""
+        chosen = [Instance((kept,), size) for kept, size in zip(picked, self.gradients, strict=True)]
+        return max(peak_of(chosen, [0] * len(chosen), self.static_bytes), self.static_bytes + sum(self.gradients))
+
+    def priced(self, index: int, choice: Choice) -> Kept:
+        """The way of this instance that a Choice asks for. Raises PlanError where it has none of so many chunks."""
+        wanted = (choice.recompute, choice.keep, choice.chunks, choice.offload)
+        for kept in (*self.options[index], *(self.away[index] if self.away else ())):
+            if (kept.recompute, kept.keep, kept.chunks, kept.offload) == wanted:
+                return kept
+        if choice.chunks == 1 and not choice.offload:
+            return self._measured(index, choice)
+        raise PlanError(
+            f"layer {self.program.segments[index].name} recomputes {list(choice.recompute)} and keeps "
+            f"{list(choice.keep)} in {choice.chunks} chunks",
+            f"one of its {len(self.options[index])} ways between keeping all and recomputing all",
+            "undo the edit, or plan again",
+        )
+
+    def _measured(self, index: int, choice: Choice) -> Kept:
+        """A way that is no point of the curve."""
+        device = self.plan.mesh.device
+        joint = traced_for(device)(sharded_segments(self.program, self.plan)[index])
+        return cut_way(joint, NodeCosts(device, self.fused, self.plan.mesh), choice.recompute, choice.keep)
+
+    def fixed(self, method: str) -> list[Kept]:
+        """What a method whose ways do not depend on the limit does with every instance."""
+        return fixed_ways(self.program, self.plan, self.options, method, self.fused)
+
+    def within(self, budget_bytes: int | None, method: str = "auto") -> Plan:
+        """The fastest plan inside the budget; the method is one of `METHODS`. Raises PlanError that names the least."""
+        check_method(f"method {method!r}", method)
+        budget = budget_bytes if budget_bytes is not None else self.plan.mesh.device.usable_bytes
+        found = self.find(budget, budget_bytes, method)
+        if found is None:
+            raise self.refusal(method, budget)
+        return found
+
+    def find(self, budget: int, budget_bytes: int | None, method: str, nest: bool = True) -> Plan | None:
+        """The fastest plan inside the budget, if any; budget_bytes: what was asked for. nest: where the method does not
+        say, segments may run forward more than once."""
+        if method in FIXED:
+            return self._fixed(method, budget, budget_bytes)
+        fits = self.static_bytes + sum(self.gradients) <= budget
+        flatly = fits and method not in ORDERED
+        found = solve_instances(self.instances(), budget, self.static_bytes) if flatly else None
+        flat = with_chosen(self, found, budget_bytes) if found else None
+        if fits and method == "auto" and self.away and (found is None or found.seconds > self.fastest_s):
+            flat, found = self._offloading(budget, budget_bytes, flat, found)
+        if fits and (method in ORDERED or (nest and method == "auto" and self._may_nest(found))):
+            room = budget - self.static_bytes
+            order = order_by(self.chained(), method if method in ORDERED else "nested", room)
+            fitting = order is not None and order.peak_bytes <= room
+            if order is not None and fitting and (found is None or order.seconds < found.seconds):
+                steps = tuple(f"{kind} {index}" for kind, index in order.steps)
+                return self.written(order.picked, budget_bytes, order.seconds - self.fastest_s, steps)
+        return flat
+
+    def refusal(self, method: str, budget: int) -> NoRoomError:
+        """Why there is no plan inside the budget, and the least that has one."""
+        if method in FIXED:
+            return _too_much(method, self.peak_of(self.fixed(method)), budget, self.plan)
+        if method == "sqrt":
+            return _too_much(method, self._chen_bytes(), budget, self.plan)
+        chunks = max(kept.chunks for kept in self.options[-1])
+        least = self.least(method, budget)
+        return least.refusal(budget, self.plan.mesh.device.name, self.static_bytes, chunks, method)
+
+    def written(
+        self, picked: Sequence[Kept], budget_bytes: int | None, slower_s: float, order: tuple[str, ...] = ()
+    ) -> Plan:
+        """The plan that runs so. slower_s: than a bound on all plans."""
+        plan = replace(with_kept(self.plan, picked), memory_bytes=budget_bytes, order=order, compile=self.fused)
+        plan = predicted(plan, self.program)
+        step_s = plan.predicted.step_s
+        return plan.with_prediction(gap=self.plan.microbatches * slower_s / step_s if step_s else 0.0)
+
+    def _fixed(self, method: str, budget: int, given: int | None) -> Plan | None:
+        picked = self.fixed(method)
+        peak = self.peak_of(picked)
+        if peak > budget:
+            return None
+        seconds = sum(kept.seconds for kept in picked)
+        options = tuple((kept,) for kept in picked)
+        return with_chosen(replace(self, options=options), Chosen((0,) * len(picked), seconds, peak, seconds), given)
+
+    def _offloading(
+        self, budget: int, given: int | None, flat: Plan | None, found: Chosen | None
+    ) -> tuple[Plan | None, Chosen | None]:
+        """The fastest where values may wait on the host."""
+        for wider in self.wider():
+            chosen = solve_instances(wider.instances(), budget, wider.static_bytes)
+            if chosen is not None and (found is None or chosen.seconds < found.seconds):
+                flat, found = with_chosen(wider, chosen, given), chosen
+        return flat, found
+
+    def wider(self) -> Iterator[Curves]:
+        """With ways that offload, and room for the largest value that is on its way."""
+        if not self.away:
+            return
+        sizes = sorted({kept.away_bytes for ways in self.away for kept in ways})
+        for aside in dict.fromkeys((sizes[-1], sizes[len(sizes) // 2])) if sizes else ():
+            options = tuple(
+                (*ways, *(kept for kept in more if kept.away_bytes <= aside))
+                for ways, more in zip(self.options, self.away, strict=True)
+            )
+            yield replace(self, options=options, static_bytes=self.static_bytes + aside)
+
+    def least(self, method: str = "auto", refused: int = 0) -> Least:
+        """Small budgets that have a plan. refused: one that was found to have none. Of many segments orders that run
+        them forward more than once are not searched for the least of theirs, unless they are asked for."""
+        flat, static, segments = self.least_bytes, self.static_bytes, len(self.options)
+        away = min((wider.least_bytes for wider in self.wider()), default=flat)
+        low = max(0, refused - static, sum(self.gradients) - 1)
+        if method == "flat" or (method == "auto" and (segments > EXACT or low >= flat - static)):
+            return Least(flat, away, flat if method == "flat" else min(flat, away))
+        chained, order = self.chained(), "nested" if method == "auto" else method
+
+        def fits(room: int) -> bool:
+            flatly = method == "auto" and static + room >= flat
+            return flatly or order_by(chained, order, room) is not None
+
+        nested = static + least_where(fits, low, max(low + 1, flat - static), segments)
+        return Least(flat, away, min(nested, away) if method == "auto" else nested)
+
+    def _chen_bytes(self) -> int:
+        order = order_by(self.chained(), "sqrt", 0)
+        return self.static_bytes + max(order.peak_bytes if order else 0, sum(self.gradients))
+
+    def chained(self) -> Chained:
+        """What a nested order is made of."""
+        traced = traced_for(self.plan.mesh.device)
+        return Chained.of(self.program, self.plan, self.options, self.gradients, traced)
+
+    @property
+    def fastest_s(self) -> float:
+        """Forward and backward with all the memory they want."""
+        return sum(min(kept.seconds for kept in options) for options in self.options)
+
+    def _may_nest(self, found: Chosen | None) -> bool:
+        """Whether running segments forward more than once could be worth its search: nothing else fits, or that makes
+        much again."""
+        return found is None or (len(self.options) <= MOST_UNITS and found.seconds > (1 + NEAR) * self.fastest_s)
+
+
+def _too_much(method: str, peak: int, budget: int, plan: Plan) -> NoRoomError:
+    """Of a method that has one size."""
+    return NoRoomError(
+        f"{method} takes more than {show_bytes(budget)} on one device ({plan.mesh.device.name})",
+        f"at least {peak:,} bytes ({show_enough(peak)})",
+        "raise the limit, leave the method to auto, make the batch smaller",
+        peak,
+    )
+
+
+def with_chosen(found: Curves, chosen: Chosen, budget_bytes: int | None) -> Plan:
+    picked = [options[index] for options, index in zip(found.options, chosen.options, strict=True)]
+    return found.written(picked, budget_bytes, chosen.seconds - chosen.bound_s)
+
+
+def curves(
+    program: Program,
+    plan: Plan,
+    device: Device,
+    *,
+    fused: bool = False,
+    copies: Copies | None = None,
+    chunks: tuple[int, ...] = CHUNKS,
+) -> Curves:
+    """`fused`: the pairs will be compiled. The device's kind says whose kernels run. copies: to and from the host's
+    memory; the device's own if not given. chunks: in which backwards of inner segments may run."""
+    costs = NodeCosts(device, fused, plan.mesh)
+    traced = traced_for(device)
+    segments = sharded_segments(program, plan)
+    first = {number: kept_curve(traced(graph), costs) for number, graph in {id(one): one for one in segments}.items()}
+    made: dict[tuple[int, bool, tuple[str, ...]], tuple[Kept, ...]] = {}
+    options = []
+    given = _held_inputs(program, segments, first)
+    for index, graph in enumerate(segments):
+        last = index == len(segments) - 1
+        if (id(graph), last, given[index]) not in made:
+            held = (*_held_outputs(program, segments, first, graph), *given[index])
+            found = first[id(graph)]
+            if any(name in kept.saved for kept in found for name in held):
+                found = kept_curve(traced(graph), costs, held)
+            if last:
+                extra = tail_options(program, plan, graph, costs, traced)
+            else:
+                extra = list(inner_options(program, plan, index, graph, found, costs, traced, chunks))
+            made[id(graph), last, given[index]] = undominated((*found, *extra))
+        options.append(made[id(graph), last, given[index]])
+    static, gradients = static_bytes(plan, program)
+    copies = copies or copies_of(device)
+    away = _away(program, segments, options, traced, copies) if copies else ()
+    step_s = sum(piece.point.step_s for piece in stage_pieces(plan, program, 0))
+    return Curves(plan, program, tuple(options), tuple(gradients), static, step_s, away, fused)
+
+
+def _away(
+    program: Program, segments: Sequence[SegmentGraph], options: list[tuple[Kept, ...]], traced: Tracer, copies: Copies
+) -> tuple[tuple[Kept, ...], ...]:
+    """Per instance, its ways with some values on the host; what two segments keep stays."""
+    shared: set[str] = set()
+    for segment, graph, ways in zip(program.segments, segments, options, strict=True):
+        pairs = zip(segment.outputs, graph.outputs, strict=True)
+        shared |= {name for name, local in pairs if any(local in kept.saved for kept in ways)}
+    found: list[tuple[Kept, ...]] = []
+    made: dict[object, tuple[Kept, ...]] = {}
+    for index, (segment, graph) in enumerate(zip(program.segments[:-1], segments[:-1], strict=True)):
+        inputs = [(label(value.name), name) for value, name in zip(graph.inputs, segment.inputs, strict=True)]
+        many = {name for other in program.segments[index + 1 :] for name in other.inputs}
+        stays = (*graph.outputs, *(local for local, name in inputs if name in shared or name in many))
+        key = (id(graph), id(options[index]), id(options[index + 1]), stays)
+        if key not in made:
+            made[key] = tuple(away_options(traced(graph), options[index], options[index + 1], copies, stays))
+        found.append(made[key])
+    return (*found, ())
+
+
+def _held_outputs(
+    program: Program, segments: Sequence[SegmentGraph], first: dict[int, tuple[Kept, ...]], graph: SegmentGraph
+) -> tuple[str, ...]:
+    """Outputs that the next segment keeps whatever it does, after each instance of this graph."""
+    found = set(graph.outputs)
+    for index, other in enumerate(segments):
+        if other is not graph:
+            continue
+        names = dict(zip(program.segments[index].outputs, graph.outputs, strict=True))
+        after = program.segments[index + 1] if index + 1 < len(segments) else None
+        local = zip(segments[index + 1].inputs, after.inputs, strict=True) if after is not None else ()
+        always = {
+            names[name] for value, name in local if name in names and _always(first, segments[index + 1], value.name)
+        }
+        found &= always
+    return tuple(sorted(found))
+
+
+def _held_inputs(
+    program: Program, segments: Sequence[SegmentGraph], first: dict[int, tuple[Kept, ...]]
+) -> list[tuple[str, ...]]:
+    """Per instance, inputs that one before it keeps whatever it does, and so until after this one's backward: an
+    encoder's output, which every decoder layer reads, is in memory once."""
+    found: list[tuple[str, ...]] = []
+    kept: set[str] = set()
+    for segment, graph in zip(program.segments, segments, strict=True):
+        inputs = [(label(value.name), name) for value, name in zip(graph.inputs, segment.inputs, strict=True)]
+        found.append(tuple(local for local, name in inputs if name in kept))
+        kept |= {name for local, name in inputs if _always(first, graph, local)}
+    return found
+
+
+def _always(first: dict[int, tuple[Kept, ...]], graph: SegmentGraph, name: str) -> bool:
+    return all(name in kept.saved for kept in first[id(graph)])

@@ -1,0 +1,106 @@
+"""The known ways to save memory by their names: what each of them keeps of a plan's segments, in which order it runs.
+
+keep        all that autograd keeps
+full        every segment keeps what it is given, the last one all
+selective   products, convolutions and attention are kept
+sqrt        Chen's: as many checkpoints as segments between two; each segment but those of the last group runs twice
+rotor       Rotor as published: nested, a segment keeps all or nothing
+flat        any of the ways of a segment's curve, every segment forward once
+nested      any of them, in a nested order
+auto        the fastest of flat, nested and offloading
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import isqrt
+
+from meshwright.capture.program import Program
+from meshwright.cost.traced.multiply import PRODUCTS
+from meshwright.cost.traced.nodes import NodeCosts
+from meshwright.cost.traced.storage import producer
+from meshwright.errors import PlanError
+from meshwright.generate.cut import read_by_backward
+from meshwright.generate.joint import Joint
+from meshwright.generate.program import sharded_segments
+from meshwright.plan import Plan
+from meshwright.planner.memory.nested import nested_order
+from meshwright.planner.memory.rotor import Move
+from meshwright.remat.chained import Chained, Nested, played
+from meshwright.remat.curve import Kept
+from meshwright.remat.traced import traced_for
+from meshwright.remat.way import cut_way
+
+KEPT_WHERE_SELECTIVE = (*PRODUCTS, "aten.convolution", "aten._scaled_dot_product", "aten._flash_attention")
+
+
+def all_kept(options: Sequence[Sequence[Kept]]) -> list[Kept]:
+    """Of every segment, in one piece, what takes no more time than it must."""
+    return [min(_whole(ways), key=lambda kept: (kept.seconds, kept.resident_bytes)) for ways in options]
+
+
+def fixed_ways(
+    program: Program, plan: Plan, options: Sequence[Sequence[Kept]], method: str, fused: bool = False
+) -> list[Kept]:
+    """What one of `FIXED` does with every segment. options: their curves; fused: the pairs will be compiled."""
+    kept = all_kept(options)
+    if method == "keep":
+        return kept
+    if method == "full":
+        return [*map(least_kept, options[:-1]), kept[-1]]
+    costs, traced = NodeCosts(plan.mesh.device, fused, plan.mesh), traced_for(plan.mesh.device)
+    made: dict[int, Kept] = {}
+    found = []
+    for graph in sharded_segments(program, plan):
+        if id(graph) not in made:
+            made[id(graph)] = selective_way(traced(graph), costs)
+        found.append(made[id(graph)])
+    return found
+
+
+def least_kept(ways: Sequence[Kept]) -> Kept:
+    """What a segment keeps under `full`: the fewest bytes, in one piece."""
+    return min(_whole(ways), key=lambda one: (one.resident_bytes, one.seconds))
+
+
+def _whole(ways: Sequence[Kept]) -> list[Kept]:
+    return [kept for kept in ways if kept.chunks == 1]
+
+
+def selective_way(joint: Joint, costs: NodeCosts) -> Kept:
+    """Products, convolutions and attention are kept, the rest is recomputed."""
+
+    def is_kept(target: str) -> bool:
+        return target.startswith(KEPT_WHERE_SELECTIVE)
+
+    read = [n for n in read_by_backward(joint) if n.op == "call_function" and not is_kept(str(producer(n).target))]
+    again = tuple(joint.names[node] for node in read)
+    keep = tuple(name for node, name in joint.names.items() if is_kept(str(producer(node).target)))
+    return cut_way(joint, costs, again, keep)
+
+
+def order_by(chained: Chained, method: str, room_bytes: int) -> Nested | None:
+    """The order of one of `ORDERED`; None where none fits. Chen's has one size: it is found whether it fits or not."""
+    if method == "nested":
+        return nested_order(chained, room_bytes)
+    kept = all_kept(chained.ways)
+    if method == "rotor":
+        return nested_order(replace(chained, ways=[[one] for one in kept]), room_bytes)
+    steps = tuple((move.kind, move.segment) for move in chen(len(kept)))
+    twice = [index for kind, index in steps if kind == "pass" and index in chained.once]
+    if twice:
+        name = chained.program.segments[twice[0]].name
+        raise PlanError(f"sqrt runs layer {name} twice", f"layers that may: {chained.once[twice[0]]}", "use rotor")
+    return played(chained, steps, kept)
+
+
+def chen(segments: int) -> list[Move]:
+    """Checkpoints every so many segments that there are as many between two; the last group is kept at once."""
+    width = max(1, isqrt(segments))
+    starts = list(range(0, segments, width))
+    moves = [Move("pass", k) for k in range(starts[-1])]
+    for start in reversed(starts):
+        group = range(start, min(start + width, segments))
+        moves += [Move("forward", k) for k in group] + [Move("backward", k) for k in reversed(group)]
+    return moves

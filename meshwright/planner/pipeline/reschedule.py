@@ -1,0 +1,65 @@
+"""A pipeline's own schedule: found by list scheduling on its predicted durations, within the memory that is left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from meshwright.capture.program import Program
+from meshwright.errors import PlanError
+from meshwright.plan import Plan, StagePrediction
+from meshwright.planner.effort import RETRIES
+from meshwright.planner.pipeline.fit import nearly_predicted
+from meshwright.schedule.check import most_in_flight
+from meshwright.simulate import Timeline
+
+MOST_TASKS = 1 << 11
+"""Runs times micro-batches beyond which no order is searched for, and micro-batches beyond which no pipeline is."""
+
+
+def reordered(plan: Plan, program: Program, budgets: Sequence[int]) -> Plan | None:
+    """The plan under a searched schedule, with its prediction; None where none within the budgets is found. `plan` has
+    a prediction, `budgets` are those of each physical stage."""
+    if len(plan.stages) * plan.microbatches > MOST_TASKS:
+        return None
+    rooms = [
+        _room(stage, plan.microbatches, limit) for stage, limit in zip(plan.predicted.stages, budgets, strict=True)
+    ]
+    runs = [len(group) for group in plan.groups]
+    for _ in range(RETRIES):
+        if any(room < count for room, count in zip(rooms, runs, strict=True)):
+            return None
+        stages = tuple(replace(s, in_flight=room) for s, room in zip(plan.predicted.stages, rooms, strict=True))
+        try:
+            asked = replace(plan, schedule="searched", tasks=()).with_prediction(stages=stages)
+            found, played = nearly_predicted(asked, program, budgets)
+        except PlanError:
+            return None  # no rule comes to an end within so little
+        over = [stage.peak_bytes - limit for stage, limit in zip(found.predicted.stages, budgets, strict=True)]
+        if max(over) <= 0:
+            return _as_held(found, program, budgets, played)
+        rooms = [
+            room - max(1, -(-more // max(1, _of_a_run(stage)))) if more > 0 else room
+            for room, more, stage in zip(rooms, over, found.predicted.stages, strict=True)
+        ]
+    return None
+
+
+def _as_held(plan: Plan, program: Program, budgets: Sequence[int], played: Timeline) -> Plan:
+    """With what the order holds as what it may hold, where that gives the same step."""
+    held = map(most_in_flight, played.lists)
+    stages = tuple(replace(s, in_flight=most) for s, most in zip(plan.predicted.stages, held, strict=True))
+    found, _ = nearly_predicted(replace(plan, tasks=()).with_prediction(stages=stages), program, budgets)
+    same = found.predicted.step_s <= plan.predicted.step_s and found.predicted.peak_bytes <= plan.predicted.peak_bytes
+    return found if same else plan
+
+
+def _of_a_run(stage: StagePrediction) -> int:
+    return stage.resident_bytes // len(stage.forward_s)
+
+
+def _room(stage: StagePrediction, microbatches: int, limit: int) -> int:
+    """Runs of micro-batches that a stage may hold, besides what it holds now for other ends."""
+    most, each = microbatches * len(stage.forward_s), _of_a_run(stage)
+    other = max(stage.transient_bytes, stage.peak_bytes - stage.static_bytes - stage.in_flight * each)
+    return min(most, (limit - stage.static_bytes - other) // each) if each else most

@@ -1,0 +1,420 @@
+"""The fastest pipeline: stages of any sizes, their submeshes and shardings, micro-batches, schedule, recomputation.
+
+For a number of micro-batches every submesh offers chains (`offers`); ranges of them are the rows of the stage
+programme (`table`, `planner.stages`), whose best few pipelines are simulated with their devices placed. Winners are
+written as Plans, made to fit on traced pairs, and simulated from the plan alone (`fit`).
+Numbers of micro-batches are tried four times apart, then next to the best.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from meshwright.capture.averaging import comes_apart
+from meshwright.capture.program import Program
+from meshwright.cluster import Cluster
+from meshwright.cluster.enumerate import per_host
+from meshwright.cutting import batch_cuts, cut_batch
+from meshwright.errors import PlanError, counted
+from meshwright.pins.stages import PipelinePins
+from meshwright.plan import Plan
+from meshwright.plan.units import show_seconds
+from meshwright.planner.effort import ANY_BYTES, FEW_DEVICES, MOST_UNITS, NEAR, ROUGH
+from meshwright.planner.interrupt import STOP
+from meshwright.planner.pipeline.fit import checkpointed, fitted
+from meshwright.planner.pipeline.meshes import StageMesh, Wires, stage_meshes
+from meshwright.planner.pipeline.pins import FEWEST_RUNS, check_pins
+from meshwright.planner.pipeline.placing import crossings, parts_of
+from meshwright.planner.pipeline.realize import pipeline_plan, route_far_values
+from meshwright.planner.pipeline.reschedule import MOST_TASKS, reordered
+from meshwright.planner.pipeline.sharded_chains import First, Offer, first_offers, more_offers, with_levels
+from meshwright.planner.pipeline.shortlist import chosen_ports, start_s
+from meshwright.planner.pipeline.table import Table
+from meshwright.planner.search_log import SearchRecorder
+from meshwright.planner.stages.options import Options
+from meshwright.planner.stages.problem import Crossing, MeshClass, Pipelined, PlacedRun, StageProblem, StageSolution
+from meshwright.planner.stages.search import FIRST, SIMULATIONS, any_within, check_method, solve_stages
+from meshwright.predict import predicted
+from meshwright.price.parameter import Setting
+from meshwright.simulate import Transfer
+
+SCHEDULES = ("1f1b", "zero-bubble", "interleaved")
+"""Searched for; what is found is then tried under a schedule of its own."""
+
+INTERLEAVE = (FEWEST_RUNS, 3, 4, 8)
+"""Runs a stage, under `interleaved`."""
+
+FIXED_IN_STAGES = ("full", "selective")
+"""Methods of activation checkpointing by which every segment of a pipeline keeps the same kind of values."""
+
+SAMPLES = 4
+"""The first micro-batch that is tried has so many for each host of the smallest stage; or so many that there are
+MOST_UNITS micro-batches for each device, if that is more: even more hardly fill a pipeline better."""
+
+GROUPS = 192
+"""Programs of more segments are cut only between so many groups of them, or a few more: as many for each stage that was
+asked for."""
+
+
+class PipelineSearch:
+    """The fastest pipeline, found in two parts: what the first finds prunes other searches, whose best then prunes the
+    second."""
+
+    def __init__(
+        self,
+        program: Program,
+        cluster: Cluster,
+        budget_bytes: int | None,
+        setting: Setting,
+        asked: PipelinePins | None = None,
+        log: SearchRecorder | None = None,
+        recompute: bool = True,
+        method: str = "auto",
+        first: bool = False,
+        exact: bool = True,
+        gap: float = 0.0,
+        headroom: float = 0.0,
+        remat: str = "auto",
+    ) -> None:
+        """method: of `solve_stages`.
+        first: the first that fits is enough.
+        exact: bytes of what is found are those of traced pairs; what may yet be left for another plan does without.
+        gap: pipelines whose bound is within this part of the best are left out.
+        headroom: part of each device that is left free where there is no budget.
+        remat: the method of activation checkpointing, where recomputation is allowed."""
+        check_method(method)
+        asked = asked or PipelinePins(None, None, ())
+        self._search: _Search | None = None
+        self._first, self._exact = first, exact
+        if asked.one_stage or (not asked.pipeline and (cluster.device_count < 2 or len(program.segments) < 2)):
+            return
+        check_pins(asked, program, cluster)
+        self._search = _Search(
+            program,
+            cluster,
+            budget_bytes,
+            setting,
+            asked,
+            inf,
+            log or SearchRecorder(),
+            recompute,
+            method,
+            first,
+            gap,
+            headroom,
+            remat,
+        )
+
+    def begin(self) -> Plan | None:
+        """The best in the first number of micro-batches in which one fits, by a rough count of its bytes."""
+        search = self._search
+        if search is None:
+            return None
+        for count in search.counts()[search.start() :]:
+            search.try_count(count)
+            if search.best is not None:
+                break
+        return search.best
+
+    def finish(self, known_s: float = inf) -> tuple[Plan | None, float]:
+        """(the fastest pipeline, None where none is faster than `known_s`; a bound on those searched)."""
+        search = self._search
+        if search is None:
+            return None, inf
+        if known_s < search.known_s:
+            search.known_s, search.best = known_s, None
+        search.climb(search.counts())
+        if search.best is None and known_s == inf:
+            search.loosen()
+        elif not self._first and not STOP.asked and search.tight():
+            search.loosen(again=True)
+        if (self._first or STOP.asked) and search.best is not None:
+            return search.best, search.bound_s
+        search.log_untried()
+        search.reorder()
+        best = None if search.best is None else route_far_values(search.best, search.program)
+        return (predicted(best, search.program) if best and self._exact else best), search.bound_s
+
+
+@dataclass(slots=True)
+class _Search:
+    program: Program
+    cluster: Cluster
+    budget_bytes: int | None
+    setting: Setting
+    pins: PipelinePins
+    known_s: float
+    log: SearchRecorder
+    recompute: bool
+    method: str
+    first: bool = False
+    gap: float = 0.0
+    headroom: float = 0.0
+    remat: str = "auto"
+    best: Plan | None = None
+    promising: tuple[Pipelined, ...] = ()
+    bound_s: float = inf
+    rough: float = 1.0
+    meshes: list[StageMesh] = field(default_factory=list)
+    useful: set[int] = field(default_factory=set)
+    tried: dict[int, float | None] = field(default_factory=dict)
+    kept: set[int] = field(default_factory=set)
+    firsts: dict[tuple[int, int], list[First]] = field(default_factory=dict)
+    offered: dict[tuple[int, int], list[Offer]] = field(default_factory=dict)
+    wires: Wires = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.wires = Wires(self.cluster)
+        self.meshes = stage_meshes(
+            self.cluster, self.pins.rest, self.budget_bytes, self.pins.stages or 2, self.pins.sizes, self.headroom
+        )
+
+    @property
+    def cutoff_s(self) -> float:
+        """What a pipeline has to be faster than; of a step found elsewhere the gap is off already."""
+        return self.known_s if self.best is None else (1 - self.gap) * self.known_s
+
+    def loosen(self, again: bool = False) -> None:
+        """Where nothing fits: the stage programme counts roughly, and more than traced pairs take. Again with
+        more memory for it; whether a pipeline fits is then found exactly. again: only the best's number of
+        micro-batches."""
+        self.meshes = [replace(mesh, memory_bytes=int(ROUGH * mesh.memory_bytes)) for mesh in self.meshes]
+        self.kept, self.tried = set(), dict.fromkeys(self.tried)
+        if again and self.best is not None:
+            self.try_count(self.best.microbatches)
+        else:
+            self.climb(self.counts())
+
+    def tight(self) -> bool:
+        """Whether the best is short of memory, so that the rough count may have hidden a better one, and is soon played
+        again."""
+        best = self.best
+        if best is None or not self.recompute or self.cluster.device_count > MOST_UNITS:
+            return False
+        pairs = zip(best.predicted.stages, self._budgets(best), strict=True)
+        full = best.recomputes or any(ROUGH * stage.peak_bytes > limit for stage, limit in pairs)
+        return full and len(best.stages) * best.microbatches <= MOST_TASKS
+
+    def counts(self) -> list[int]:
+        """Numbers of micro-batches to look at."""
+        pinned = [mesh.pins.microbatches for mesh in self.meshes if mesh.pins.microbatches]
+        if pinned:
+            return pinned[:1]
+        if self.program.couples_samples or not comes_apart(self.program):
+            return [1]
+        return batch_cuts(self.program.batch, MOST_TASKS)
+
+    def start(self) -> int:
+        """Which of the numbers of micro-batches is tried first."""
+        total, counts = self.cluster.device_count, self.counts()
+        hosts = max(1, total // MOST_UNITS // per_host(self.cluster))
+        samples = max(SAMPLES * hosts, self.program.batch / (MOST_UNITS * total))
+        return min(range(len(counts)), key=lambda i: abs(self.program.batch / counts[i] - samples))
+
+    def climb(self, counts: list[int]) -> None:
+        """From micro-batches of SAMPLES on, to more, or to fewer where more do not help, as long as a step gets
+        shorter; while nothing fits, to as many as there are."""
+        start = self.start()
+        worth = 1 - NEAR if self.cluster.device_count > MOST_UNITS else 1.0
+        first_s = self.try_count(counts[start])
+        for way in (1, -1):
+            at, better, known_s = start + way, True, first_s
+            while 0 <= at < len(counts) and better and not ((self.first or STOP.asked) and self.best):
+                found_s = self.try_count(counts[at])
+                better = found_s < worth * known_s or self.known_s == inf
+                known_s = min(known_s, found_s)
+                at += way
+            if known_s < first_s:
+                return
+
+    def log_untried(self) -> None:
+        """Numbers of micro-batches that the bound does not cover."""
+        untried = [count for count in self.counts() if count not in self.tried]
+        if untried:
+            node = f"pipelines, {', '.join(map(str, untried))} micro-batches"
+            self.log.stopped(node, "not tried, since those next to them were no faster: the bound does not cover them")
+
+    def try_count(self, count: int) -> float:
+        """The simulated step of the best pipeline of so many micro-batches; infinite where none beats what is known."""
+        found_s = self.tried.get(count)
+        if found_s is None:
+            found_s = self.tried[count] = self._try_count(count)
+        return found_s
+
+    def _try_count(self, count: int) -> float:
+        node = f"pipelines, {counted(count, 'micro-batch')}"
+        if self._is_hopeless(count):
+            self.bound_s = min(self.bound_s, self.cutoff_s)
+            why = f"none is faster than {show_seconds(self.cutoff_s)}, even with unlimited memory"
+            self.log.pruned(node, why, self.cutoff_s)
+            return inf
+        table = self._table(count)
+        if table is None:
+            self.log.pruned(node, "no chain of layers fits on any submesh")
+            return inf
+        floor_s = count * float(table.least_work[-1]) / self.cluster.device_count
+        guess_s = inf if self.pins.sizes else start_s(table, self.pins.stages)
+        solution = None
+        each, last = cut_batch(self.program.batch, count)
+        unfilled = count / (count - 1 + last / each)  # here all micro-batches are taken for full
+        most_s = self.cutoff_s * unfilled * self.rough
+        for limit_s in (min(most_s, ROUGH * guess_s), most_s):
+            solution = self._solved(table, table.options(limit_s), limit_s) if floor_s < limit_s else None
+            if solution is not None or limit_s >= most_s:
+                break
+        if solution is None:
+            bound_s = max(floor_s, min(limit_s, self.known_s))
+            self.bound_s = min(self.bound_s, bound_s)
+            what = f"none is faster than {show_seconds(limit_s)}" if limit_s < inf else "nothing fits"
+            self.log.pruned(node, what, bound_s)
+            return inf
+        self.bound_s = min(self.bound_s, solution.bound_s)
+        self.useful |= {run.mesh for run in solution.runs}
+        fitted_s = self._fit_step_s(solution.runs, solution.schedule, solution.microbatches)
+        stages = counted(len({run.stage for run in solution.runs}), "stage")
+        self.log.expanded(node, f"{stages}, {solution.schedule}", solution.bound_s, fitted_s)
+        if fitted_s <= self.known_s:
+            self.promising = solution.promising
+        if fitted_s < inf:
+            self.rough = max(1.0, solution.step_s / unfilled / fitted_s)
+            return fitted_s
+        others_s = (self._fit_step_s(*one) for one in solution.others)
+        return next((step_s for step_s in others_s if step_s < inf), inf)
+
+    def _solved(self, table: Table, made: Options | None, limit_s: float) -> StageSolution | None:
+        problem, count = self._problem(table), table.microbatches
+        budget = SIMULATIONS if table.total <= MOST_UNITS else FIRST
+        dealt = table.options(limit_s, dealt=True) if "interleaved" in problem.schedules else None
+        try:
+            return solve_stages(problem, budget, limit_s, {count: made}, {count: dealt}, self.method)
+        except PlanError:
+            return None  # too little memory for any
+
+    def _table(self, count: int) -> Table | None:
+        setting = self.setting.cut(self.program.batch, count)
+        found: list[Offer] = []
+        total = self.cluster.device_count
+        for index in self._tried(count):
+            most_s = ROUGH * self.known_s * total / self.meshes[index].ranks
+            if (index, count) not in self.offered:  # with more memory, or a better incumbent, no more is offered
+                first = self._first(index, count)
+                flight = min(count, total // self.meshes[index].ranks)
+                self.offered[index, count] = more_offers(
+                    first, index, self.meshes[index], self.recompute, most_s, flight
+                )
+                del self.firsts[index, count]
+            found += self.offered[index, count]
+        few = self.pins.stages is not None or total <= FEW_DEVICES
+        kept = chosen_ports(found, self.meshes, total, count, inf if few else ROUGH**2)
+        if not kept:
+            return None
+        small = self.program.at_batch(cut_batch(self.program.batch, count)[0])
+        self.kept = {offer.mesh for offer in kept}
+        if self.recompute:
+            compiled = self.setting.compile
+            kept = [with_levels(offer, small, self.meshes[offer.mesh], self.remat, compiled) for offer in kept]
+        stages = self.pins.stages or 1
+        groups = stages * -(-GROUPS // stages) if len(self.program.segments) > GROUPS else None
+        return Table(small, self.meshes, kept, self.wires, setting, groups, self.pins.layers)
+
+    def _first(self, index: int, count: int) -> list[First]:
+        if (index, count) not in self.firsts:
+            setting = self.setting.cut(self.program.batch, count)
+            given = self.program, index, self.meshes[index], setting, self.recompute
+            self.firsts[index, count] = first_offers(*given)
+        return self.firsts[index, count]
+
+    def _is_hopeless(self, count: int) -> bool:
+        """Whether no pipeline of the fastest chains of all submeshes is faster than what is known, however much memory
+        it takes. Chains that save memory are then not looked for."""
+        if self.known_s == inf or self.best or self.pins.pipeline or len(self.program.segments) > GROUPS:
+            return False
+        found = [offer for index in self._tried(count) for _, _, offer in self._first(index, count)]
+        if not found:
+            return False
+        roomy = [replace(mesh, memory_bytes=ANY_BYTES) for mesh in self.meshes]
+        each, last = cut_batch(self.program.batch, count)
+        setting = self.setting.cut(self.program.batch, count)
+        table = Table(self.program.at_batch(each), roomy, found, self.wires, setting)
+        limit_s = self.cutoff_s * count / (count - 1 + last / each)  # here all micro-batches are taken for full
+        problem, made, dealt = self._problem(table), table.options(limit_s), table.options(limit_s, dealt=True)
+        if any_within(problem, limit_s, {count: made}, {count: dealt}):
+            return False
+        total = self.cluster.device_count
+        if total > FEW_DEVICES:  # other numbers of micro-batches are as hopeless on the others
+            self.kept = {offer.mesh for offer in chosen_ports(found, self.meshes, total, count, ROUGH**2)}
+        return True
+
+    def _tried(self, count: int) -> list[int]:
+        """All meshes at first; then those that were worth keeping. On very many devices those that have samples for
+        their hosts."""
+        if self.cluster.device_count > MOST_UNITS and not self.pins.rest:
+            samples = self.program.batch // count
+            return [i for i, mesh in enumerate(self.meshes) if samples % mesh.mesh.sizes[0] == 0]
+        return sorted(self.kept) if self.kept else list(range(len(self.meshes)))
+
+    def _problem(self, table: Table) -> StageProblem:
+        names = self.cluster.device_names()
+        return StageProblem(
+            segments=len(self.program.segments),
+            cuts=tuple(table.cuts.tolist()),
+            meshes=tuple(MeshClass(mesh.name, mesh.devices, mesh.memory_bytes) for mesh in table.meshes),
+            devices=tuple(names.count(device.name) for device in self.cluster.devices),
+            points=lambda *_: (),
+            crossing=lambda *_: Crossing(Transfer(0.0), Transfer(0.0)),
+            microbatches=(table.microbatches,),
+            schedules=self._schedules(),
+            later=("searched",) if self._reorders() else (),
+            interleave=INTERLEAVE if self.pins.runs is None else (self.pins.runs,),
+            most_stages=self.pins.stages,
+            least_stages=self.pins.stages or 2,
+            sizes=self.pins.sizes,
+            overlap=True,
+            idle=False,
+            placed=lambda runs, count: crossings(self.cluster, self.wires, table, parts_of(runs, self.meshes)),
+        )
+
+    def _reorders(self) -> bool:
+        """Whether what is found is tried under a schedule of its own: on very many devices only if asked for."""
+        few = self.cluster.device_count <= MOST_UNITS
+        named = self.pins.schedule is not None or self.pins.runs is not None
+        return self.pins.schedule == "searched" or (not named and few)
+
+    def _schedules(self) -> tuple[str, ...]:
+        pinned, runs = self.pins.schedule, 1 if self.pins.layers else self.pins.runs
+        if runs is not None and pinned is None:
+            return tuple(name for name in SCHEDULES if (name == "interleaved") == (runs > 1))
+        return SCHEDULES if pinned in (None, "searched") else (pinned,)
+
+    def _fit_step_s(self, runs: tuple[PlacedRun, ...], schedule: str, microbatches: int) -> float:
+        """The step of these stages as a plan; infinite where no recomputation makes them fit."""
+        made = self._made(runs, schedule, microbatches)
+        if made is not None and self.pins.schedule == "searched":
+            made = reordered(made, self.program, self._budgets(made))
+        self._take(made)
+        return inf if made is None else made.predicted.step_s
+
+    def _made(self, runs: tuple[PlacedRun, ...], schedule: str, microbatches: int) -> Plan | None:
+        setting = self.setting.cut(self.program.batch, microbatches)
+        plan = pipeline_plan(self.program, self.cluster, parts_of(runs, self.meshes), schedule, setting, self.wires)
+        if self.remat in FIXED_IN_STAGES:
+            return checkpointed(plan, self.program, self._budgets(plan), self.remat)
+        return fitted(plan, self.program, self._budgets(plan))
+
+    def _take(self, made: Plan | None) -> None:
+        if made is not None and made.predicted.step_s < self.known_s:
+            self.best, self.known_s = made, made.predicted.step_s
+            node = f"{len(made.groups)} stages, {counted(made.microbatches, 'micro-batch')}, {made.schedule}"
+            self.log.incumbent(node, made.predicted.step_s)
+
+    def reorder(self) -> None:
+        """The best, and what may be better so, under a schedule of its own, if any was left to choose."""
+        if self.best is None or self.pins.schedule is not None or not self._reorders():
+            return
+        made = (self._made(*one) for one in self.promising)
+        for plan in (self.best, *made):
+            self._take(reordered(plan, self.program, self._budgets(plan)) if plan else None)
+
+    def _budgets(self, plan: Plan) -> list[int]:
+        return [group[0].mesh.device.limit_bytes(self.budget_bytes, self.headroom) for group in plan.groups]

@@ -1,0 +1,89 @@
+"""Which chains are worth looking at as stages, and a first guess at what a pipeline of them takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import inf
+
+import numpy as np
+
+from meshwright.planner.pipeline.meshes import StageMesh
+from meshwright.planner.pipeline.sharded_chains import FIRST, RESIDENT, STATIC, STEP, SUMS, Offer
+from meshwright.planner.pipeline.table import Table
+from meshwright.schedule import in_flight_of
+
+
+def chosen_ports(
+    found: Sequence[Offer], meshes: Sequence[StageMesh], total: int, count: int, worst: float
+) -> list[Offer]:
+    """Of each size and type of submesh, the chains that are quickest where they fit, with little, half and all of a
+    pipeline in flight; none that needs more than `worst` times the device-seconds of the best of all."""
+    kept: dict[int, Offer] = {}
+    best_s = inf
+    for size in sorted({meshes[offer.mesh].place for offer in found}, key=str):
+        own = [(i, offer) for i, offer in enumerate(found) if meshes[offer.mesh].place == size]
+        deep = max(2, min(count, total // size[0]))
+        for flight in dict.fromkeys((1, max(1, deep // 2), deep)):
+            (seconds, _), i = min((_score(offer, meshes[offer.mesh], total, flight), i) for i, offer in own)
+            best_s = min(best_s, seconds)
+            if seconds < inf:
+                kept[i] = found[i]
+    quick = {
+        i: min(_score(offer, meshes[offer.mesh], total, flight)[0] for flight in (1, 2)) for i, offer in kept.items()
+    }
+    return [kept[i] for i in sorted(kept) if quick[i] <= worst * best_s]
+
+
+def _score(offer: Offer, stage: StageMesh, total: int, flight: int) -> tuple[float, float]:
+    """Seconds of an equal part of the chain at the first level that fits so much in flight; then bytes."""
+    share = stage.ranks / total
+    held = inf
+    for level in range(offer.levels):
+        whole = offer.sums[level, -1]
+        held = share * (whole[STATIC] + flight * whole[RESIDENT]) + offer.figures[level, :, SUMS:].max()
+        if held <= stage.memory_bytes:
+            step_s = offer.microbatches * whole[:FIRST].sum() + whole[FIRST : STEP + 1].sum()
+            return share * float(step_s), float(held)
+    return inf, float(held)
+
+
+def start_s(table: Table, stages: int | None = None) -> float:
+    """A step that some pipeline of equal submeshes, of so many stages if given, should reach: parts of equal work, each
+    at a level that fits."""
+    best = inf
+    for number, offer in enumerate(table.offers):
+        stage = table.meshes[offer.mesh]
+        depth, segments = table.total // stage.ranks, len(table.program.segments)
+        if table.total % stage.ranks or not 2 <= depth <= segments or depth != (stages or depth):
+            continue
+        times, fixed_s = [], 0.0
+        for place, (a, b) in enumerate(pairwise(_equal_cuts(offer, depth))):
+            flight = in_flight_of("1f1b", place, depth, table.microbatches)
+            found = _level_s(offer, stage, a, b, flight) if b > a else None
+            if found is None:
+                break
+            times.append(found[0])
+            fixed_s = max(fixed_s, found[1])
+        else:
+            crossing_s = float(table.crossing_s[:, number, number].max())
+            step_s = sum(times) + (depth - 1) * crossing_s + (table.microbatches - 1) * max(times) + fixed_s
+            best = min(best, step_s)
+    return best
+
+
+def _equal_cuts(offer: Offer, depth: int) -> list[int]:
+    work = offer.sums[0, :, :FIRST].sum(axis=1)
+    segments = len(work) - 1
+    nearest = [int(np.abs(work - work[-1] * i / depth).argmin()) for i in range(depth + 1)]
+    return [min(max(cut, i), segments - (depth - i)) for i, cut in enumerate(nearest)]
+
+
+def _level_s(offer: Offer, stage: StageMesh, a: int, b: int, flight: int) -> tuple[float, float] | None:
+    """Seconds of a micro-batch and of a step besides, at the first level that fits."""
+    for level in range(offer.levels):
+        figures = offer.sums[level, b] - offer.sums[level, a]
+        held = figures[STATIC] + flight * figures[RESIDENT] + offer.figures[level, a:b, SUMS:].max()
+        if held <= stage.memory_bytes:
+            return float(figures[:FIRST].sum()), float(figures[FIRST : STEP + 1].sum())
+    return None

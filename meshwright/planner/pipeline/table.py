@@ -1,0 +1,301 @@
+"""Every range of segments on every submesh as rows of numbers, for the dynamic programme over stages.
+
+A range is left out where no pipeline within the limit has it: where its own work takes longer, or where all else would
+take longer on the devices that it leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from meshwright.capture.program import Program
+from meshwright.layout import Layout
+from meshwright.planner.pipeline.meshes import StageMesh, Wires
+from meshwright.planner.pipeline.range_figures import hidden_s, largest_transients, undominated
+from meshwright.planner.pipeline.sharded_chains import (
+    FIRST,
+    LAST,
+    RESIDENT,
+    RESTORED,
+    STATIC,
+    STEP,
+    SUMS,
+    Floats,
+    Offer,
+    cost_of,
+    hosted,
+    tied_weights,
+)
+from meshwright.planner.stages.grouping import grouped
+from meshwright.planner.stages.options import Ints, Options
+from meshwright.planner.stages.problem import StagePoint
+from meshwright.price.handover import Rate, inner_rate, least_s
+from meshwright.price.parameter import Setting
+from meshwright.price.tied_replica import TiedReplicaPrice, tied_replica_price
+
+PARTS = 4
+"""A range stops so often between two levels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Segments [first, turn) of a chain at `level` + 1, [turn, end) at `level`."""
+
+    offer: Offer
+    first: int
+    turn: int
+    end: int
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """What is alive at a cut: names, shapes at one micro-batch, bytes of a number, and whether a gradient returns."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    itemsizes: tuple[int, ...]
+    grads: tuple[bool, ...]
+
+    @property
+    def bytes(self) -> tuple[int, ...]:
+        return tuple(prod(shape) * size for shape, size in zip(self.shapes, self.itemsizes, strict=True))
+
+
+def boundaries(program: Program) -> list[Boundary]:
+    """At every cut from 0 on; `program` is at the batch of one micro-batch."""
+    made: dict[str, tuple[tuple[int, ...], int, bool]] = {}
+    last: dict[str, int] = {}
+    for index, segment in enumerate(program.segments):
+        values = program.graphs[segment.graph].at(program.batch).values()
+        for local, name in zip(program.graphs[segment.graph].outputs, segment.outputs, strict=True):
+            value = values[local]
+            made[name] = (value.type.sizes, value.type.itemsize, value.grad)
+        last.update((name, index) for name in segment.inputs)
+    found = []
+    alive: list[str] = []
+    for cut in range(len(program.segments) + 1):
+        new = program.segments[cut - 1].outputs if cut else ()
+        alive = [name for name in (*alive, *new) if cut <= last.get(name, -1)]
+        columns = [made[name] for name in alive]
+        found.append(
+            Boundary(
+                tuple(alive),
+                tuple(column[0] for column in columns),
+                tuple(column[1] for column in columns),
+                tuple(column[2] for column in columns),
+            )
+        )
+    return found
+
+
+class Table:
+    """All offers for one number of micro-batches."""
+
+    def __init__(
+        self,
+        program: Program,
+        meshes: Sequence[StageMesh],
+        found: Sequence[Offer],
+        wires: Wires,
+        setting: Setting,
+        groups: int | None = None,
+        layers: Sequence[int] | None = None,
+    ) -> None:
+        """`program` and `setting` are those of one micro-batch. groups: so many of segments, which are not parted; each
+        segment by itself unless given. layers: of each stage, where they are pinned."""
+        self.program, self.meshes, self.offers, self.wires, self.setting = program, meshes, found, wires, setting
+        self.total = wires.cluster.device_count
+        self.boundaries = boundaries(program)
+        self.microbatches = setting.microbatches
+        self.cuts = np.arange(len(program.segments) + 1)
+        if layers is not None:
+            self.cuts = np.cumsum([0, *layers])
+        elif groups is not None:
+            traffic = [float(sum(here.bytes)) for here in self.boundaries]
+            self.cuts = np.array(grouped(np.diff(self.least_work).tolist(), traffic, groups))
+
+    @cached_property
+    def least_work(self) -> Floats:
+        """Device-seconds of the segments before each, a micro-batch, at the least of all offers."""
+        ranks = np.array([self.meshes[offer.mesh].ranks for offer in self.offers])
+        work = np.array([offer.figures[0, :, :FIRST].sum(axis=1) for offer in self.offers])
+        return np.concatenate([[0.0], np.cumsum((work * ranks[:, None]).min(axis=0))])
+
+    def options(self, limit_s: float, dealt: bool = False) -> Options | None:
+        """The rows of all ranges that a pipeline within `limit_s` may have. dealt: on equal submeshes with several runs
+        each, one of which is such a range."""
+        parts: list[_Rows] = []
+        for number, offer in enumerate(self.offers):
+            begin, end = self._ranges(offer, limit_s, dealt)
+            if len(begin):
+                parts.append(self._rows(number, offer, begin, end))
+        if not parts:
+            return None
+        columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _Rows.__slots__}
+        order = np.lexsort((columns["figures"][:, 0], columns["end"], columns["port"], columns["begin"]))
+        columns = {name: column[order] for name, column in columns.items()}
+        figures: Floats = columns["figures"]
+        port: Ints = columns["port"]
+        where = np.stack([columns["begin"], port, columns["end"]], axis=1)
+        limits = np.array([float(self.meshes[offer.mesh].memory_bytes) for offer in self.offers])
+        mesh = np.array([offer.mesh for offer in self.offers])
+        return Options(
+            points=_Points(self, columns),
+            begin=columns["begin"],
+            end=columns["end"],
+            mesh=mesh[port],
+            enter=port,
+            leave=port,
+            group=np.cumsum(np.any(np.diff(where, axis=0, prepend=-1), axis=1)),
+            forward_s=figures[:, 0],
+            input_s=figures[:, 1],
+            weight_s=figures[:, 2],
+            fixed_s=figures[:, FIRST : STEP + 1].sum(axis=1) - hidden_s(figures, dealt),
+            static_bytes=figures[:, STATIC],
+            held_bytes=figures[:, STATIC] + figures[:, SUMS:].max(axis=1),
+            resident_bytes=figures[:, RESIDENT],
+            restored_bytes=figures[:, RESTORED],
+            limit_bytes=limits[port],
+            enters=tuple((offer.mesh, index) for index, offer in enumerate(self.offers)),
+            crossing_s=self.crossing_s,
+        )
+
+    def _ranges(self, offer: Offer, limit_s: float, dealt: bool) -> tuple[Ints, Ints]:
+        """Places among the cuts."""
+        places = np.triu_indices(len(self.cuts), 1)
+        begin, end = self.cuts[places[0]], self.cuts[places[1]]
+        sums, ranks = offer.sums[0], self.meshes[offer.mesh].ranks
+        own = sums[end] - sums[begin]
+        work_s = self.microbatches * own[:, :FIRST].sum(axis=1) + own[:, FIRST : STEP + 1].sum(axis=1)
+        others = self.least_work[-1] - (self.least_work[end] - self.least_work[begin])
+        others_s = self.microbatches * others / max(1, self.total - ranks)
+        keep = (work_s <= limit_s) & (end - begin < len(self.program.segments))
+        if dealt:
+            keep &= self.total % ranks == 0
+        else:
+            keep &= others_s <= limit_s
+        return places[0][keep], places[1][keep]
+
+    def _rows(self, port: int, offer: Offer, first: Ints, last: Ints) -> _Rows:
+        """Every level and part of the way to the next; what does not fit, or is worse in every figure, is left out.
+        Ranges are between places among the cuts."""
+        begin, end = self.cuts[first], self.cuts[last]
+        tied = self._tied_replicas(offer, begin, end)
+        limit = self.meshes[offer.mesh].memory_bytes
+        stops = [
+            (level, part) for level in range(offer.levels) for part in range(PARTS if level + 1 < offer.levels else 1)
+        ]
+        turns = np.stack([begin + (end - begin) * part // PARTS for _, part in stops])
+        figures = np.stack(
+            [
+                hosted(self._figures(offer, begin, turn, end, level) + tied)
+                for (level, _), turn in zip(stops, turns, strict=True)
+            ]
+        )
+        fits = figures[..., STATIC : RESIDENT + 1].sum(axis=2) + figures[..., SUMS:].max(axis=2) <= limit
+        stop, place = undominated(figures, fits, self.microbatches)
+        level = np.array([level for level, _ in stops])
+        count = len(stop)
+        return _Rows(
+            np.full(count, port), first[place], last[place], turns[stop, place], level[stop], figures[stop, place]
+        )
+
+    def _figures(self, offer: Offer, begin: Ints, turn: Ints, end: Ints, level: int) -> Floats:
+        upper = min(level + 1, offer.levels - 1)
+        sums = offer.sums[upper, turn] - offer.sums[upper, begin] + offer.sums[level, end] - offer.sums[level, turn]
+        most = np.maximum(largest_transients(offer, upper, begin, turn), largest_transients(offer, level, turn, end))
+        return np.concatenate([sums, most], axis=1)
+
+    def _tied_replicas(self, offer: Offer, begin: Ints, end: Ints) -> Floats:
+        """What a range adds that reads a weight of an earlier stage: its copy and gradient, handed over once a step."""
+        found = np.zeros((len(begin), SUMS + 2))
+        stage = self.meshes[offer.mesh]
+        for name, users in tied_weights(self.program).items():
+            later = np.array(users[1:])
+            reads = ((later[None] >= begin[:, None]) & (later[None] < end[:, None])).any(axis=1)
+            replica = reads & (begin > users[0])
+            if replica.any():
+                price = self._tied_replica(offer, stage, name, int(later[0]))
+                found[replica, FIRST] += price.first_s
+                found[replica, LAST] += price.last_s
+                found[replica, STATIC] += price.held_bytes
+        return found
+
+    def _tied_replica(self, offer: Offer, stage: StageMesh, name: str, user: int) -> TiedReplicaPrice:
+        """As if it came from a stage like this one."""
+        segment = self.program.segments[user]
+        value = self.program.graphs[segment.graph].params[segment.params.index(name)]
+        compute = Layout.parse(offer.points[user].point.choice.parameters[value.name])
+        rate = self._own_rate(stage)
+        return tied_replica_price(value, compute, stage.mesh, (stage.mesh, compute), self.setting, rate, rate)
+
+    def _own_rate(self, stage: StageMesh) -> Rate:
+        return self.wires.between_classes(stage, stage) if 2 * stage.ranks <= self.total else inner_rate(stage.mesh)
+
+    @cached_property
+    def crossing_s(self) -> Floats:
+        """By (cut, offer left, offer entered), there and back, by the closed form."""
+        count = len(self.offers)
+        found = np.zeros((len(self.cuts), count, count))
+        known: dict[object, Floats] = {}
+        for cut in range(1, len(self.cuts) - 1):
+            here = self.boundaries[self.cuts[cut]]
+            layouts = tuple(tuple(offer.layouts[name] for name in here.names) for offer in self.offers)
+            key = (here.shapes, here.itemsizes, here.grads, layouts)
+            if key not in known:
+                known[key] = self._crossing(here, layouts)
+            found[cut] = known[key]
+        return found
+
+    def _crossing(self, here: Boundary, layouts: Sequence[tuple[str, ...]]) -> Floats:
+        meshes = [self.meshes[offer.mesh] for offer in self.offers]
+        pieces = [
+            [Layout.parse(text).shard_factor(stage.mesh.sizes) for text in own]
+            for stage, own in zip(meshes, layouts, strict=True)
+        ]
+        inner = [inner_rate(stage.mesh) for stage in meshes]
+        found = np.zeros((len(meshes), len(meshes)))
+        for i, one in enumerate(meshes):
+            for j, other in enumerate(meshes):
+                if one.ranks + other.ranks > self.total:
+                    continue
+                rate = self.wires.between_classes(one, other)
+                for size, grad, cut_i, cut_j in zip(here.bytes, here.grads, pieces[i], pieces[j], strict=True):
+                    found[i, j] += least_s(size, one.ranks, other.ranks, cut_j, rate, inner[j])
+                    if grad:
+                        found[i, j] += least_s(size, other.ranks, one.ranks, cut_i, rate, inner[i])
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    port: Ints
+    begin: Ints
+    end: Ints
+    turn: Ints
+    level: Ints
+    figures: Floats
+
+
+class _Points(Sequence[StagePoint]):
+    """Rows as StagePoints, made when they are looked at."""
+
+    def __init__(self, table: Table, columns: dict[str, np.ndarray]) -> None:
+        self.table, self.columns = table, columns
+
+    def __len__(self) -> int:
+        return len(self.columns["port"])
+
+    def __getitem__(self, index: int) -> StagePoint:  # type: ignore[override]
+        begin, end = (int(self.table.cuts[self.columns[name][index]]) for name in ("begin", "end"))
+        turn, level = (int(self.columns[name][index]) for name in ("turn", "level"))
+        port = int(self.columns["port"][index])
+        chosen = Range(self.table.offers[port], begin, turn, end, level)
+        overlaps = self.table.meshes[chosen.offer.mesh].ranks > 1
+        return StagePoint(cost_of(self.columns["figures"][index].tolist(), overlaps), port, port, chosen)

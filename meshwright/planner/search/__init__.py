@@ -1,0 +1,1 @@
+"""The search over meshes and numbers of micro-batches, with and without rematerialisation."""

@@ -1,0 +1,167 @@
+"""What no plan on a mesh, in a number of micro-batches, is faster than, however it shards and whatever it recomputes.
+
+A price per byte charges what is held; what backward reads may be recomputed instead, for no less than the seconds of
+what makes it. So
+
+    bound(l, r) = min over chains of (seconds at the weight r of what overlaps compute + charges at l) - l * room
+
+is below every chain that recomputes what it likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import inf, sqrt
+
+from meshwright.errors import PlanError
+from meshwright.planner.chain.lagrangian import floor_s, least_s
+from meshwright.planner.chain.shortest_path import least_cost
+from meshwright.planner.effort import CLOSE, RETRIES
+from meshwright.planner.search.keep_all import Candidate, any_evener
+from meshwright.planner.search.mesh_search import weighed
+from meshwright.planner.sharding.model import Frontier
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What nothing is faster than. price: per byte, at which that is proven; 0 where it is so at any."""
+
+    seconds: float
+    price: float
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """weighed: what overlaps compute is in the bound. handicap: by which part its bound counts as higher where nodes
+    are ordered, so that simpler ones come first."""
+
+    bound: Bound
+    candidate: Candidate
+    microbatches: int
+    weighed: bool = False
+    handicap: float = 0.0
+
+    def frontier(self) -> Frontier:
+        return self.candidate.frontier(self.microbatches).recomputing()
+
+    def is_at(self, frontier: Frontier) -> bool:
+        """Whether the frontier is of the same node."""
+        own = self.candidate.frontier(self.microbatches)
+        return own.mesh == frontier.mesh and own.pins == frontier.pins and own.setting == frontier.setting
+
+    def __lt__(self, other: Entry) -> bool:
+        return self.bound.seconds * (1 + self.handicap) < other.bound.seconds * (1 + other.handicap)
+
+
+def entries(candidates: list[Candidate], budget_bytes: int, known_s: float, cutoff_s: float = inf) -> Iterable[Entry]:
+    """Every mesh and number of micro-batches that could be faster than what is known, at its best bound by compute; of
+    a mesh of more axes at one that is no lower than that of a simpler one. cutoff_s: nodes that cannot be faster will
+    not be expanded; once a number of micro-batches is such without a memory limit, its bound stands for larger ones."""
+    price = 0.0
+    simpler: dict[int, Bound] = {}
+    for candidate in sorted(candidates, key=lambda one: one.axes):
+        for number in candidate.microbatches:
+            try:
+                frontier = candidate.frontier(number).recomputing()
+                if frontier.least_static() > budget_bytes:
+                    break  # nor is there less of it in more of them
+                if frontier.bounds and least_s(frontier) >= known_s:
+                    if _is_last(candidate, frontier, known_s):
+                        break  # more micro-batches are no faster
+                    continue
+                least = Bound(least_s(frontier) if frontier.bounds else floor_s(frontier), 0.0)
+                before = simpler.get(number, Bound(known_s, price))
+                enough_s = min(known_s, before.seconds * (1 - CLOSE))
+                bound = best_bound([frontier], budget_bytes, enough_s, least, before.price or price)
+            except PlanError:
+                continue
+            price = bound.price or price  # of the next: bytes are worth much the same there
+            simpler[number] = min(before, bound, key=lambda one: one.seconds)
+            if bound.seconds < known_s:
+                yield Entry(bound, candidate, number)
+            more = [other for other in candidate.microbatches if other > number]
+            if more and _is_last(candidate, frontier, cutoff_s):
+                yield Entry(least, candidate, more[0])
+                break
+
+
+def _is_last(candidate: Candidate, frontier: Frontier, cutoff_s: float) -> bool:
+    """Whether neither this number of micro-batches nor a larger one could be faster than `cutoff_s`."""
+    if not candidate.rising or not frontier.bounds or least_s(frontier) < cutoff_s:
+        return False
+    return not any_evener(candidate, frontier)
+
+
+def raised(entry: Entry, budget_bytes: int, known_s: float) -> Entry:
+    """With what overlaps compute in its bound."""
+    bound = best_bound(weighed(entry.frontier())[1:], budget_bytes, known_s, entry.bound)
+    return replace(entry, bound=bound, weighed=True)
+
+
+def best_bound(
+    frontiers: Iterable[Frontier], budget_bytes: int, known_s: float, best: Bound, start: float = 0.0
+) -> Bound:
+    """The highest over these weights and all prices; no more is asked once it is no better than what is known.
+
+    best: what is known to hold.
+    start: the price that is asked for first where `best` has none, in seconds per byte.
+    """
+    for frontier in frontiers:
+        best = _highest(frontier, budget_bytes, known_s, best, best.price or start)
+    return best
+
+
+def _highest(frontier: Frontier, budget_bytes: int, known_s: float, best: Bound, start: float) -> Bound:
+    """The maximum over the price, in which the bound is concave: prices are asked for outwards from the first until
+    they enclose it, then between, where lines through what was met say that it may lie yet higher."""
+    price = start or best.seconds / max(1, budget_bytes)
+    met: dict[float, float] = {}
+    for _ in range(RETRIES):
+        if best.seconds >= known_s:
+            break
+        met[price] = _bound_s(frontier, price, budget_bytes)
+        if met[price] > best.seconds:
+            best = Bound(met[price], price)
+        following = _next_price(met, best.seconds)
+        if following is None:
+            break
+        price = following
+    return best
+
+
+def _next_price(met: dict[float, float], best_s: float) -> float | None:
+    """Where a concave function with these values may be higher than `best_s` by more than CLOSE; None: nowhere."""
+    prices = sorted(met)
+    top = max(range(len(prices)), key=lambda place: met[prices[place]])
+    if top == len(prices) - 1:  # ever further, where the last one was not far enough
+        return 2 * prices[top] * (prices[top] / prices[top - 1] if top else 1.0)
+    sides = [_highest_between(met, prices, left) for left in (top - 1, top) if left >= 0 and len(prices) > 2]
+    if top == 0:  # left of the lowest price it lies below the line through the two lowest
+        further = 2 * (prices[1] / prices[0] if len(prices) > 2 else 1.0)
+        sides.append((met[prices[0]] - _slope(met, *prices[:2]) * prices[0], prices[0] / further))
+    most_s, price = max(sides)
+    return price if most_s > best_s * (1 + CLOSE) else None
+
+
+def _highest_between(met: dict[float, float], prices: list[float], left: int) -> tuple[float, float]:
+    """(how high a concave function with these values may be between a price and the next, where to ask): it lies below
+    the lines through the two points before and through the two behind."""
+    low, high = prices[left], prices[left + 1]
+    before = _slope(met, prices[left - 1], low) if left > 0 else None
+    behind = _slope(met, high, prices[left + 2]) if left + 2 < len(prices) else None
+    if before is None or behind is None or before <= behind:
+        most_s = met[low] + before * (high - low) if before is not None else met[high] - (behind or 0.0) * (high - low)
+    else:
+        at = (met[high] - met[low] + before * low - behind * high) / (before - behind)
+        most_s = met[low] + before * (at - low)
+    return most_s, sqrt(low * high)
+
+
+def _slope(met: dict[float, float], low: float, high: float) -> float:
+    return (met[high] - met[low]) / (high - low)
+
+
+def _bound_s(frontier: Frontier, price: float, budget_bytes: int) -> float:
+    asked = price * frontier.scale
+    return (least_cost(frontier, asked) - asked * budget_bytes) / frontier.scale

@@ -1,0 +1,346 @@
+"""The fastest chain that fits, over all meshes and all numbers of micro-batches, and a bound over all of them.
+
+On a GPU more micro-batches never make the work faster: each op and each conversion takes at least as long in pieces. So
+the chain of one micro-batch without a memory limit bounds every number of them on a mesh, and once a number fits
+without paying for memory, larger ones are not looked at. On a CPU all numbers are. Meshes of more than two axes come
+last: most cannot beat what was found by then.
+
+Of steps that are equal but for a part the simplest is taken: fewer axes, then fewer micro-batches, then fewer ways
+of running segments. So what is simpler than the best is looked at as long as it could be as fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from math import gcd
+
+from meshwright.capture.program import Program
+from meshwright.capture.sizes import BatchSize
+from meshwright.errors import PlanError
+from meshwright.planner.chain.lagrangian import bound_at, least_s, solve_chain
+from meshwright.planner.chain.mix import Chain
+from meshwright.planner.effort import ANY_BYTES, CLOSE, EFFORTS
+from meshwright.planner.interrupt import STOP
+from meshwright.planner.search_log import SearchRecorder, mesh_node, not_below, over_budget
+from meshwright.planner.sharding.model import Frontier
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A mesh: what makes its Frontier for a number of micro-batches, and the numbers to look at, ascending.
+
+    weights: of what overlaps compute, that are looked at; a Frontier has the first, which is mostly the best bound.
+    drop: forgets the Frontier made last.
+    later: looked at when the others have been.
+    axes: of more than one device.
+    rising: more micro-batches are no faster; on a CPU smaller ones may be, whose values stay in its caches.
+    """
+
+    name: str
+    microbatches: tuple[int, ...]
+    frontier: Callable[[int], Frontier]
+    drop: Callable[[], None]
+    weights: tuple[float, ...] = (0.0,)
+    later: bool = False
+    axes: int = 1
+    rising: bool = True
+
+    def below(self, microbatches: int | None) -> Candidate:
+        """The same with smaller numbers alone."""
+        if microbatches is None:
+            return self
+        return replace(self, microbatches=tuple(n for n in self.microbatches if n < microbatches))
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """A chain that was found, of the candidate at this place. rank: the simplest has the least."""
+
+    chain: Chain
+    frontier: Frontier
+    place: int
+    rank: tuple[int, int, int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """met: the fastest and its equals; none where none is faster than was asked for. bound_s: on all of them. floors:
+    what each candidate, by its place, is not faster than. slower: from which number of micro-batches on it is no faster
+    than what is known. tight: candidates that more memory might make faster. limit_s: slower ones were left out."""
+
+    met: tuple[Met, ...]
+    bound_s: float
+    floors: dict[int, float]
+    slower: dict[int, int]
+    tight: frozenset[int]
+    limit_s: float = float("inf")
+
+    @property
+    def simplest(self) -> Met | None:
+        return min(self.met, key=lambda one: one.rank, default=None)
+
+    @property
+    def best(self) -> tuple[Chain, Frontier] | None:
+        """The simplest of the equals."""
+        found = self.simplest
+        return (found.chain, found.frontier) if found else None
+
+
+def search(
+    candidates: list[Candidate],
+    budget_bytes: int,
+    log: SearchRecorder | None = None,
+    limit_s: float = float("inf"),
+    first: bool = False,
+    exactly: bool = True,
+    same: float = CLOSE,
+    quick: bool = False,
+    gap: float = 0.0,
+    hard: bool = True,
+) -> Found:
+    """Faster than `limit_s`, if any is. first: the first that is found is enough. exactly: as for `solve_chain`. same:
+    steps closer than this part are equal. quick: values may be recomputed later, so that chains which pay more for
+    memory than that takes are of no use. gap: a node is pruned whose bound is within this part of the incumbent.
+    hard: as for `solve_chain`.
+
+    Meshes in the order of what they could reach; those that cannot beat what was found are not looked at further.
+    """
+    floors: dict[int, float] = {}
+    hard = hard and not quick
+    state = _State(budget_bytes, limit_s, log or SearchRecorder(), floors, exactly, same, hard, gap, first)
+    refused: list[PlanError] = []
+    for later in (False, True):
+        if later and first and state.met:
+            break
+        found = []
+        for place, candidate in enumerate(candidates):
+            if candidate.later is later and candidate.microbatches and not (STOP.asked and state.met):
+                try:
+                    floors[place] = state.floor(place, candidate)
+                    found.append((floors[place], place))
+                except PlanError as error:
+                    state.log.pruned(f"mesh {candidate.name}", f"refused: {error.given}")
+                    refused.append(error)
+        if quick and found:
+            state.limit_s = min(state.limit_s, 2 * min(found)[0])
+        for floor, place in sorted(found):
+            candidate, enough = candidates[place], (first or STOP.asked) and state.met
+            if quick and later and (not state.met or state.has_simpler(floor, candidate, candidates)):
+                state.leave(place, candidate, floor)
+            elif enough:
+                state.log.stopped(f"mesh {candidate.name}", "the best so far was asked for")
+            elif floor < (cutoff_s := state.cutoff_s(candidate, candidate.microbatches[0])):
+                state.look_at(place, candidate)
+            else:
+                state.bounds.append(floor)
+                state.log.pruned(f"mesh {candidate.name}", not_below(cutoff_s, state.known_s), floor)
+    if not floors and refused:
+        raise refused[0]
+    bound_s = min([*state.bounds, state.known_s])
+    return Found(tuple(state.met), bound_s, floors, state.slower, frozenset(state.tight), state.limit_s)
+
+
+def anyway(candidates: list[Candidate]) -> Found:
+    """The fastest of the most micro-batches, whether it fits or not."""
+    return search([replace(one, microbatches=one.microbatches[-1:]) for one in candidates], ANY_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Least:
+    """Bytes that no chain of a candidate takes fewer of, read off its first number of micro-batches for all of them.
+
+    samples: of a micro-batch.
+    scales: every value's size is in proportion to the samples, so that what it takes falls no faster than they do.
+    """
+
+    microbatches: int
+    samples: int
+    static_bytes: int
+    other_bytes: float
+    scales: bool
+
+    @classmethod
+    def of(cls, frontier: Frontier) -> Least:
+        other = frontier.least_kept() + frontier.least_transient()
+        number, samples = frontier.setting.microbatches, frontier.program.batch
+        return cls(number, samples, frontier.least_static(), other, in_proportion(frontier.program))
+
+    def bytes_at(self, microbatches: int) -> float:
+        """Of other numbers than multiples, and of samples that do not divide, pieces may be rounded down to less."""
+        fewer, rest = divmod(microbatches, self.microbatches)
+        even = self.scales and not rest and self.samples % fewer == 0
+        return self.static_bytes + (self.other_bytes / fewer * (1 - CLOSE) if even else 0.0)
+
+
+def _least_s(candidate: Candidate, number: int) -> float:
+    """Infinite where this cut of the batch does not go with the pins."""
+    try:
+        return least_s(candidate.frontier(number))
+    except PlanError:
+        return float("inf")
+
+
+def any_evener(candidate: Candidate, frontier: Frontier) -> bool:
+    """Whether a larger number of micro-batches leaves samples that more of the mesh's devices share evenly, so that it
+    may be faster than this one for all that it has more of them."""
+    size, number, world = frontier.program.batch, frontier.setting.microbatches, frontier.mesh.world_size
+    later = (other for other in candidate.microbatches if other > number)
+    return any(gcd(size * number // other, world) > gcd(size, world) for other in later)
+
+
+def in_proportion(program: Program) -> bool:
+    """Whether no value grows with the samples otherwise than they do, or without them."""
+    for graph in program.graphs:
+        for value in graph.values().values():
+            sizes = [size for size in value.type.shape if isinstance(size, BatchSize)]
+            if len(sizes) > 1 or any(len(size.coefficients) > 2 or size.coefficients[0] < 0 for size in sizes):
+                return False
+    return True
+
+
+@dataclass(slots=True)
+class _State:
+    """The best so far, what was proven on the way, and the price per byte at which the best was found. later: how many
+    meshes of more than two axes are tight; the first are the most promising, and will be asked again."""
+
+    budget_bytes: int
+    limit_s: float
+    log: SearchRecorder
+    floors: dict[int, float]
+    exactly: bool = True
+    same: float = CLOSE
+    hard: bool = True
+    gap: float = 0.0
+    first: bool = False
+    met: list[Met] = field(default_factory=list)
+    bounds: list[float] = field(default_factory=list)
+    price: float = 0.0
+    leasts: dict[int, Least] = field(default_factory=dict)
+    slower: dict[int, int] = field(default_factory=dict)
+    tight: set[int] = field(default_factory=set)
+    later: int = 0
+
+    @property
+    def known_s(self) -> float:
+        return min((one.chain.seconds for one in self.met), default=self.limit_s)
+
+    def cutoff_s(self, candidate: Candidate, number: int) -> float:
+        """What it has to be faster than, in so many micro-batches: what is simpler than the best may be as fast, and a
+        mesh of more than two axes has to be faster by more than that."""
+        if not self.met:
+            return self.known_s
+        simplest = min(one.rank for one in self.met)
+        if candidate.later and candidate.axes > simplest[0]:
+            return self.known_s * (1 - max(self.same, self.gap))
+        return self.known_s * (1 + self.same if (candidate.axes, number) < simplest[:2] else 1 - self.gap)
+
+    def floor(self, place: int, candidate: Candidate) -> float:
+        """What no number of micro-batches is faster than."""
+        frontier = candidate.frontier(candidate.microbatches[0])
+        floor = least_s(frontier)
+        for number in () if candidate.rising else candidate.microbatches[1:]:
+            floor = min(floor, _least_s(candidate, number))
+        if floor >= self.cutoff_s(candidate, candidate.microbatches[0]):
+            self.slower[place] = candidate.microbatches[0]
+            candidate.drop()
+        else:
+            self.leasts[place] = Least.of(frontier)
+        return floor
+
+    def has_simpler(self, floor: float, candidate: Candidate, candidates: list[Candidate]) -> bool:
+        """Whether a mesh of fewer axes that more memory might make faster could be as fast, where the simplest of
+        equals is asked for."""
+        others = (candidates[other].axes for other in self.tight if self.floors[other] <= floor * (1 + self.same))
+        return self.same >= CLOSE and any(axes < candidate.axes for axes in others)
+
+    def leave(self, place: int, candidate: Candidate, floor: float) -> None:
+        """To those who recompute, whose bound covers it: nothing simpler fits with all kept, or something simpler may
+        be as fast."""
+        self.tight.add(place)
+        self.log.pruned(f"mesh {candidate.name}", "a mesh of fewer axes comes first: left to recomputation", floor)
+
+    def look_at(self, place: int, candidate: Candidate) -> None:
+        """Every number of micro-batches that could be faster."""
+        if place not in self.leasts:  # pruned at first, and among the simpler ones now
+            self.leasts[place] = Least.of(candidate.frontier(candidate.microbatches[0]))
+        for number in candidate.microbatches:
+            if (self.first or STOP.asked) and self.met:
+                break
+            node = mesh_node(candidate.name, number)
+            least = self.leasts[place].bytes_at(number)
+            if least > self.budget_bytes:
+                self.log.pruned(node, over_budget(least, self.budget_bytes))
+                self.tight.add(place)
+                continue
+            try:
+                frontier = candidate.frontier(number)
+            except PlanError:
+                self.log.pruned(node, "this cut of the batch does not go with the pins")
+                continue
+            if frontier.least_static() > self.budget_bytes:
+                self.log.pruned(node, f"{over_budget(frontier.least_static(), self.budget_bytes)} for weights alone")
+                self.tight.add(place)
+                break  # nor is there less of it in more micro-batches
+            least = frontier.least_held() + frontier.least_transient()
+            if least > self.budget_bytes:
+                self.log.pruned(node, over_budget(least, self.budget_bytes))
+                self.tight.add(place)
+                continue
+            floor, cutoff_s = least_s(frontier), self.cutoff_s(candidate, number)
+            if floor >= cutoff_s:
+                self.bounds.append(floor)
+                self.log.pruned(node, not_below(cutoff_s, self.known_s), floor)
+                if any_evener(candidate, frontier) or not candidate.rising:
+                    continue
+                self.slower[place] = number
+                break  # more are no faster
+            if self.price:
+                bound_s = bound_at(frontier, self.price, self.budget_bytes)
+                if bound_s >= cutoff_s:
+                    self.tight.add(place)
+                    self.bounds.append(bound_s)
+                    self.log.pruned(node, f"under the memory limit {not_below(cutoff_s, self.known_s)}", bound_s)
+                    continue
+            free, proven_s, before_s = True, floor, float("inf")
+            for weight in candidate.weights:
+                here = frontier.weighed(weight)
+                chain, bound_s = solve_chain(here, self.budget_bytes, cutoff_s, self.exactly, self.hard, self.first)
+                self._take(place, candidate, chain, frontier)
+                free &= chain is not None and not chain.price
+                proven_s, cutoff_s = max(proven_s, bound_s), self.cutoff_s(candidate, number)
+                if proven_s >= cutoff_s or (chain is None and not self.hard) or (chain is not None and self.first):
+                    break
+                if chain is not None and not self.hard:
+                    hidden = chain.seconds <= chain.weighed_s(0.0) * (1 + self.same)
+                    if chain.seconds > before_s or (hidden and chain.seconds == before_s):
+                        break  # to move less takes more compute from here on
+                    before_s = chain.seconds
+            self.bounds.append(proven_s)
+            self._log_expanded(node, proven_s, free)
+            if free and candidate.rising:
+                break
+            if not free:
+                self.tight.add(place)
+        self.later += candidate.later and place in self.tight
+        if candidate.later and (place not in self.tight or self.later > EFFORTS["default"].refined):
+            candidate.drop()
+
+    def _take(self, place: int, candidate: Candidate, chain: Chain | None, frontier: Frontier) -> None:
+        if chain is None:
+            return
+        number, before_s = frontier.setting.microbatches, self.known_s
+        rank = (candidate.axes, number, len({id(point) for point in chain.points}), chain.seconds)
+        simpler = self.met and rank < min(one.rank for one in self.met)
+        if chain.seconds >= before_s * (1 + self.same if simpler else 1):
+            return
+        self.met.append(Met(chain, frontier, place, rank))
+        self.met = [one for one in self.met if one.chain.seconds <= self.known_s * (1 + self.same)]
+        if chain.seconds < before_s:
+            self.price = chain.price
+            gap = max(0.0, 1 - min(self.floors.values()) / chain.seconds)
+            self.log.incumbent(mesh_node(candidate.name, number), chain.seconds, gap)
+
+    def _log_expanded(self, node: str, bound_s: float, free: bool) -> None:
+        why = "memory does not bind" if free else "memory binds"
+        self.log.expanded(node, f"everything kept, {why}", bound_s)

@@ -1,0 +1,215 @@
+"""One mesh and number of micro-batches: the fastest of its shardings, each instance keeping what it can.
+
+Shardings are met at prices per byte and weights of what overlaps compute, the highest first: it takes least of the
+memory for weights. What every segment does in any of them is offered to all instances alike (`mixture`). A step is the
+longer of compute and of what overlaps it, while a mixture is looked for at a weight between the two, where one of
+them is mostly much the longer: so two mixtures are also spliced, some instances from one and the rest from the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import inf, sqrt
+
+from meshwright.capture.program import Program
+from meshwright.plan import Plan
+from meshwright.planner.chain.label_dp import Mixture, Offer, arranged, best_mixture, spliced, undominated
+from meshwright.planner.chain.lagrangian import chain_at, chain_within, floor_s
+from meshwright.planner.chain.mix import Chain
+from meshwright.planner.effort import EFFORTS, OVERLAP_WEIGHTS, PRICES, RESOLUTION, RETRIES
+from meshwright.planner.memory.nested_sharded import refine_nested
+from meshwright.planner.memory.options import Ways
+from meshwright.planner.memory.refine import Options, fit_as, fit_ways, late_of, refine
+from meshwright.planner.sharding.model import Frontier
+from meshwright.remat.inner import CHUNKS
+
+Assemble = Callable[[Chain, Frontier], Plan]
+Offered = Callable[[Plan, Ways], Options]
+
+FEWER = CHUNKS[:1]
+"""Chunks of backwards while shardings are compared; the best of them may have more."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Met:
+    """A sharding whose pairs are traced, and what is offered of them."""
+
+    chain: Chain
+    ways: Ways
+    options: Options
+
+
+@dataclass(slots=True)
+class Together:
+    """offered: of a sharding's ways those that may be taken; all unless given, and values may wait on the host.
+    most_met: shardings whose segments are traced; each takes a part of a second. Of the mixtures that are quickest as
+    many are arranged."""
+
+    frontier: Frontier
+    program: Program
+    budget_bytes: int
+    assemble: Assemble
+    known_s: float
+    offered: Offered | None = None
+    met: list[_Met] = field(default_factory=list)
+    best: Plan | None = None
+    fits: bool = False
+    most_met: int = EFFORTS["default"].shardings
+
+    def fastest(self, price: float) -> Plan | None:
+        """Faster than what is known, if any is. price: of the best bound."""
+        chains = self._chains(price)
+        while chains and len(self.met) < self.most_met:
+            most = max(range(len(chains)), key=lambda place: self._new(chains[place]))
+            chain = chains.pop(most)
+            if not self._new(chain):
+                break
+            self.look_at(chain)
+        weights = OVERLAP_WEIGHTS[1:] if len(self.met) > 1 else ()
+        found = [mixed for weight in weights if (mixed := self._mixture(price, weight))]
+        for one, other in [*pairwise(found), *pairwise(reversed(found))]:
+            found += spliced(self.frontier, one, other)
+        fitting = [mixed for mixed in found if mixed.peak_bytes <= self.budget_bytes]
+        quickest = sorted(fitting, key=lambda mixed: mixed.least_s)[: self.most_met]
+        quickest += sorted(fitting, key=lambda mixed: mixed.seconds)[: self.most_met]
+        quickest += [made for mixed in quickest for made in arranged(self.frontier, mixed)]
+        for mixed in sorted(quickest, key=lambda mixed: mixed.seconds):
+            if mixed.peak_bytes <= self.budget_bytes and mixed.seconds < self.known_s:
+                self.look_at(mixed.chain, mixed)
+                break
+        return self.best
+
+    def probe(self, price: float, most_s: float) -> float:
+        """The step of a sharding that may be the best of them, or else of one that takes less memory; infinite where
+        none of those fits. most_s: of one that takes longer with all kept no more is asked, and it is not traced."""
+        bases = weighed(self.frontier)
+        middle, scale = bases[len(bases) // 2], floor_s(self.frontier) / self.budget_bytes
+        prices = (price, sqrt(max(price, scale) * PRICES[-1] * scale), PRICES[-1] * scale)
+        for asked in prices:
+            chain = self._lean(middle, chain_at(middle, asked * middle.scale))
+            if chain.static_bytes > self.budget_bytes:
+                continue  # it does not fit whatever it recomputes
+            if chain.seconds > most_s:
+                return chain.seconds
+            step_s = self.look_at(chain, slow=True)
+            if step_s < inf:
+                return step_s
+        return inf
+
+    def look_at(self, chain: Chain, mixed: Mixture | None = None, slow: bool = False) -> float:
+        """The sharding with what it keeps chosen, or as the mixture has it; it becomes the best if it is. Returns its
+        step, infinite where it does not fit. slow: also of one that is slower than what is known."""
+        plan = self.assemble(chain, self.frontier)
+        ways = Ways.of(plan, self.program, FEWER)
+        options = self.offered(plan, ways) if self.offered else None
+        self.met.append(_Met(chain, ways, ways.curves.options if options is None else options))
+        if chain.seconds >= self.known_s and not slow:
+            return inf  # of use in mixtures alone: recomputing only takes longer
+        found = [fit_ways(plan, ways, self.budget_bytes, options)]
+        if mixed is not None:
+            found.append(fit_as(plan, ways, self.budget_bytes, self.met[-1].options, mixed.ways))
+        best = min((one for one in found if one), key=lambda one: one.predicted.step_s, default=None)
+        if best is None:
+            return inf
+        self.fits |= chain.seconds < self.known_s
+        if best.predicted.step_s < self.known_s:
+            self.best, self.known_s = best.written(plan, self.program), best.predicted.step_s
+        return best.predicted.step_s
+
+    def otherwise(self) -> Plan | None:
+        """Where nothing fits: backwards in more chunks; or segments run forward more than once, and keep not even their
+        inputs."""
+        promising = [one for one in self.met if one.chain.seconds < self.known_s]
+        least = min(promising, key=lambda one: sum(point.held_bytes for point in one.ways.points), default=None)
+        if self.fits or least is None:
+            return None
+        plan = self.assemble(least.chain, self.frontier)
+        flat = self.offered is not None
+        found = refine(plan, self.program, self.budget_bytes, flat=flat)
+        return found if found or flat else refine_nested(plan, self.program, least.ways, self.budget_bytes)
+
+    def _chains(self, price: float) -> list[Chain]:
+        """Distinct ones, those first that are most needed."""
+        bases = weighed(self.frontier)
+        middle = bases[len(bases) // 2]
+        scale = floor_s(self.frontier) / self.budget_bytes
+        asked = [(middle, PRICES[-1] * scale), (middle, price), (middle, 0.0)]
+        asked += [(base, factor * scale) for factor in PRICES for base in bases]
+        found: list[Chain] = []
+        for base, asked_price in asked:
+            chain = chain_at(base, asked_price * base.scale)
+            for one in (self._lean(base, chain), chain):
+                if not any(is_same(one, other) for other in found):
+                    found.append(one)
+        return found
+
+    def _lean(self, base: Frontier, chain: Chain) -> Chain:
+        """The same where, if its weights leave too little for what an op needs while it runs, none may need more."""
+        cap_bytes = self.budget_bytes - chain.static_bytes
+        if cap_bytes <= 0 or chain.transient_bytes <= cap_bytes:
+            return chain
+        return chain_within(base.capped(cap_bytes), chain.price) or chain
+
+    def _new(self, chain: Chain) -> int:
+        """How many of its segments do what no mixture has."""
+        every = range(len(chain.points))
+        return sum(all(not _alike(chain, one.chain, index) for one in self.met) for index in every)
+
+    def _mixture(self, price: float, weight: float) -> Mixture | None:
+        """One that fits with the gradients that wait in it: in less room where they are more than was thought."""
+        offers = _offers(self.met)
+        room = self.budget_bytes - min(late_of(one.ways, one.chain.microbatches) for one in self.met)
+        for _ in range(RETRIES):
+            found = best_mixture(self.frontier, offers, room, self.known_s, price, weight)
+            if found is None:
+                return None
+            every = [found, *arranged(self.frontier, found)]
+            fitting = [mixed for mixed in every if mixed.peak_bytes <= self.budget_bytes]
+            if fitting:
+                return min(fitting, key=lambda mixed: mixed.seconds)
+            over = min(mixed.peak_bytes for mixed in every) - self.budget_bytes
+            room -= max(over, self.budget_bytes // RESOLUTION)
+        return None
+
+
+def weighed(frontier: Frontier) -> list[Frontier]:
+    """What is moved during compute may hide behind it or not: each of these finds what is good in its case."""
+    return [frontier.weighed(weight) for weight in OVERLAP_WEIGHTS] if frontier.mesh.any_overlap else [frontier]
+
+
+def is_same(one: Chain, other: Chain) -> bool:
+    """Whether two chains shard alike."""
+    return all(_alike(one, other, index) for index in range(len(one.points)))
+
+
+def _alike(one: Chain, other: Chain, index: int) -> bool:
+    a, b = one.points[index], other.points[index]
+    return a is b or (a.point.choice == b.point.choice and a.parameters == b.parameters)
+
+
+def _offers(met: Sequence[_Met]) -> list[list[Offer]]:
+    """Per segment, what the chains do there with each of the ways to keep; the same once, and nothing that another
+    between the same boundary options beats in everything."""
+    offers: list[list[Offer]] = []
+    known: dict[object, list[Offer]] = {}
+    for index in range(len(met[0].chain.points)):
+        firsts = [one for number, one in enumerate(met) if _is_first(met, number, index)]
+        key = tuple((one.chain.options[index], id(one.chain.points[index]), id(one.options[index])) for one in firsts)
+        if key not in known:
+            here = [
+                Offer(
+                    one.chain.options[index],
+                    one.chain.points[index],
+                    tuple(one.ways.point(index, kept) for kept in one.options[index]),
+                )
+                for one in firsts
+            ]
+            known[key] = undominated(here)
+        offers.append(known[key])
+    return offers
+
+
+def _is_first(met: Sequence[_Met], number: int, index: int) -> bool:
+    return not any(_alike(met[number].chain, other.chain, index) for other in met[:number])

@@ -1,0 +1,107 @@
+"""Every sharding of a tiny program, in the order of their steps with everything kept: what searches by rough counts of
+peaks overlook is found here, and a bound is raised to the fastest step that one of them has in any way to run it
+(`every_way`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshwright.capture.program import Program
+from meshwright.errors import PlanError
+from meshwright.plan import Plan
+from meshwright.planner.chain.enumerate import TooManyError, every_chain
+from meshwright.planner.chain.lagrangian import CLOSED
+from meshwright.planner.chain.mix import Chain
+from meshwright.planner.effort import RESOLUTION
+from meshwright.planner.memory.enumerate import fastest_fitting
+from meshwright.planner.memory.refine import refine
+from meshwright.planner.search.keep_all import Candidate
+from meshwright.planner.search.mesh_search import FEWER, Assemble
+from meshwright.planner.search_log import SearchRecorder, mesh_node
+from meshwright.planner.sharding.model import Frontier
+
+
+def prove(
+    candidates: Sequence[Candidate],
+    program: Program,
+    budget_bytes: int,
+    assemble: Assemble,
+    best: Plan | None,
+    log: SearchRecorder,
+    most: int,
+    simpler_within: float,
+    flat: bool,
+) -> tuple[Plan | None, float]:
+    """(the fastest plan; a bound on all of them, zero where there are too many). most: partial choices that are
+    enumerated; one sharding in RESOLUTION / 2 of these is traced, and looked at in as many ways to run it.
+    simpler_within: a plan has to be faster than `best` by more than this part. flat: as for `refine`."""
+    bounds, each = [], RESOLUTION // 2
+    tries = most // each
+    for candidate in candidates:
+        for number in candidate.microbatches:
+            known_s = best.predicted.step_s if best else float("inf")
+            try:
+                frontier = candidate.frontier(number).weighed(candidate.weights[0])
+                chains = every_chain(frontier, known_s, most) if best else []
+            except PlanError:
+                continue
+            except TooManyError:
+                return best, 0.0
+            fitted = _Fitted(frontier, program, budget_bytes, assemble, known_s, simpler_within, flat, each)
+            fitted.look_at(chains, tries)
+            tries -= fitted.tried
+            if fitted.best is not None:
+                best = fitted.best
+                log.incumbent(mesh_node(candidate.name, number), fitted.known_s)
+            bounds.append(fitted.bound_s)
+            why = f"{len(chains)} shardings enumerated, {fitted.tried} of them with what they recompute"
+            log.expanded(mesh_node(candidate.name, number), why, min(fitted.bound_s, fitted.known_s))
+    if best is None:
+        return None, 0.0
+    return best, min([best.predicted.step_s, *bounds])
+
+
+@dataclass(slots=True)
+class _Fitted:
+    """most: ways to run a sharding that are looked at. best: a plan faster than what is known. bound_s: what no plan of
+    these shardings is faster than, infinite where none is faster than the best. tried: shardings that were traced."""
+
+    frontier: Frontier
+    program: Program
+    budget_bytes: int
+    assemble: Assemble
+    known_s: float
+    simpler_within: float
+    flat: bool
+    most: int
+    best: Plan | None = None
+    bound_s: float = float("inf")
+    tried: int = 0
+
+    def look_at(self, chains: list[Chain], most: int) -> None:
+        """Recomputing only adds to a step: a sharding that fits as it is has no faster plan."""
+        for chain in sorted(chains, key=lambda one: one.seconds):
+            if chain.seconds >= self.known_s * (1 - CLOSED):
+                return
+            if chain.static_bytes > self.budget_bytes:
+                continue
+            if self.tried >= most:
+                self.bound_s = min(self.bound_s, chain.seconds)
+                return
+            self.tried += 1
+            plan, bound_s = self._fastest(chain)
+            self.bound_s = min(self.bound_s, bound_s)
+            step_s = plan.predicted.step_s if plan else float("inf")
+            if step_s < self.known_s * (1 - self.simpler_within):
+                self.best, self.known_s = plan, step_s
+                if step_s <= chain.seconds * (1 + CLOSED):
+                    return
+
+    def _fastest(self, chain: Chain) -> tuple[Plan | None, float]:
+        """(the fastest plan of a sharding, if any fits; a bound on all of them)."""
+        plan = self.assemble(chain, self.frontier)
+        try:
+            return fastest_fitting(plan, self.program, self.budget_bytes, self.known_s, self.most, self.flat)
+        except TooManyError:
+            return refine(plan, self.program, self.budget_bytes, FEWER, self.flat), chain.seconds

@@ -1,0 +1,49 @@
+"""One after the other: shardings that are fastest under several budgets with all kept, each then recomputing what it
+must under the true one. That is Colossal-Auto's sweep; what is solved together begins with it, so as to be no slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isqrt
+
+from meshwright.errors import PlanError
+from meshwright.plan import Plan
+from meshwright.planner.chain.mix import Chain
+from meshwright.planner.effort import ANY_BYTES, ROUGH
+from meshwright.planner.search.keep_all import Candidate, search
+from meshwright.planner.sharding.model import Frontier
+
+Refined = Callable[[Chain, Frontier], Plan | None]
+
+
+def sweep_budgets(
+    candidates: list[Candidate],
+    budget_bytes: int,
+    refined: Refined,
+    best: Plan | None,
+    exactly: bool = True,
+    to_the_end: bool = False,
+) -> Plan | None:
+    """The fastest of them, `best` where none is faster. The first budget is all the memory that a sharding wants; each
+    following one lies between what the last sharding took and the true one. refined: the plan of a sharding under the
+    true budget. exactly: as for `solve_chain`; what takes long to make fit with all kept is asked for only while
+    nothing fits otherwise. to_the_end: the last budget is the true one."""
+    room = peak = ANY_BYTES
+    while peak > budget_bytes:
+        known_s = best.predicted.step_s if best else float("inf")
+        try:
+            found = search(candidates, room, limit_s=known_s, exactly=exactly, hard=best is None).best
+        except PlanError:
+            return best
+        if found is None:
+            return best  # with all kept it is no faster already, nor is it in less
+        peak = found[0].peak_bytes
+        plan = refined(*found)
+        if plan is not None and plan.predicted.step_s < known_s:
+            best = plan
+        near = peak <= ROUGH * budget_bytes
+        if room == budget_bytes or (near and not to_the_end):
+            break
+        room = budget_bytes if near else isqrt(peak * budget_bytes)
+    return best

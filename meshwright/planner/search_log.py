@@ -1,0 +1,72 @@
+"""Records what a search does, for `Plan.search_log`, and tells its progress on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import isfinite
+
+from meshwright.errors import counted
+from meshwright.plan.search_log import SearchEvent, SearchLog
+from meshwright.plan.units import show_bytes
+from meshwright.planner.interrupt import Stop
+
+Progress = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class SearchRecorder:
+    """progress, looking: are told of every incumbent, and of every node, as text. stop: may end the search from the
+    first incumbent on."""
+
+    progress: Progress | None = None
+    looking: Progress | None = None
+    stop: Stop | None = None
+    events: list[SearchEvent] = field(default_factory=list)
+
+    def incumbent(self, node: str, step_s: float, gap: float | None = None) -> None:
+        """A plan that is faster than all before. gap: to the bounds on plans of one stage."""
+        proven = "" if gap is None else f"gap at most {gap:.1%} without pipelines"
+        self.events.append(SearchEvent(node, "incumbent", proven, None, step_s))
+        if self.stop:
+            self.stop.found = True
+        if self.progress:
+            self.progress(f"{node}: {step_s:.4g} s{', ' + proven if proven else ''}")
+
+    def expanded(self, node: str, why: str, bound_s: float | None = None, step_s: float | None = None) -> None:
+        self._add(node, "expanded", why, bound_s, step_s)
+
+    def pruned(self, node: str, why: str, bound_s: float | None = None) -> None:
+        self._add(node, "pruned", why, bound_s)
+
+    def stopped(self, node: str, why: str) -> None:
+        """The search ended here by request or for its effort, not by proof."""
+        self._add(node, "stopped", why)
+
+    def log(self) -> SearchLog:
+        return SearchLog(tuple(self.events))
+
+    def _add(self, node: str, what: str, why: str, bound_s: float | None = None, step_s: float | None = None) -> None:
+        self.events.append(SearchEvent(node, what, why, _known(bound_s), _known(step_s)))
+        if self.looking:
+            self.looking(node)
+
+
+def mesh_node(mesh: str, microbatches: int) -> str:
+    """A node of the search for plans of one stage."""
+    return f"mesh {mesh}, {counted(microbatches, 'micro-batch')}"
+
+
+def not_below(cutoff_s: float, incumbent_s: float) -> str:
+    """Why a node goes whose bound is not below the cutoff."""
+    if cutoff_s < incumbent_s:
+        return f"its bound is within {1 - cutoff_s / incumbent_s:.2%} of the incumbent"
+    return "its bound is not below the incumbent"
+
+
+def over_budget(needed_bytes: float, budget_bytes: int) -> str:
+    return f"needs {show_bytes(int(needed_bytes))} at least, of {show_bytes(budget_bytes)}"
+
+
+def _known(seconds: float | None) -> float | None:
+    return seconds if seconds is not None and isfinite(seconds) else None

@@ -1,0 +1,299 @@
+"""What may be chosen for one segment graph on a mesh: strategies of its ops, storage of its parameters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from meshwright.caches import CACHES
+from meshwright.capture.program import Op, SegmentGraph, TensorType, Value
+from meshwright.capture.sizes import BatchSize
+from meshwright.cluster import Mesh
+from meshwright.cost.op.compute import op_seconds
+from meshwright.cost.op.fused import fused_shares
+from meshwright.errors import PlanError
+from meshwright.layout import I, Layout, S, State
+from meshwright.layout.table import conversion_matrix
+from meshwright.pins.pins import Pins
+from meshwright.plan import ParameterPlan
+from meshwright.planner.space.image_boundaries import ALL, PICTURE, crossing
+from meshwright.planner.space.storage import parameter_options
+from meshwright.planner.space.strategies import allowed
+from meshwright.price.flow import canonical
+from meshwright.price.parameter import Setting, local_bytes, parameter_price
+from meshwright.price.segment import (
+    collectives_s,
+    kept_values,
+    kernels,
+    least_working_bytes,
+    shards,
+    storage_bases,
+    working_bytes,
+)
+from meshwright.profile import saved
+from meshwright.rules import Strategy
+
+LayoutSet = tuple[Layout, ...]
+Matrix = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Something that an op's backward reads. bytes: of each strategy, the op's share. drop_s: what not keeping it takes
+    at least, per micro-batch: running again what makes it; infinite where it comes from outside the segment."""
+
+    bytes: Matrix
+    drop_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """graph: at a fixed batch. uses: where each value is read, as (op index, operand position).
+
+    op_costs: per op, seconds of each strategy. op_host_s: per op, what the host needs to ask for it at least. op_kept:
+    per op, what each of its parts of memory takes under each strategy. matrices: conversions priced so far. last: the
+    values of the last micro-batch where that is smaller.
+    """
+
+    graph: SegmentGraph
+    mesh: Mesh
+    pins: Pins
+    setting: Setting
+    values: dict[str, Value]
+    strategies: tuple[tuple[Strategy, ...], ...]
+    parameters: dict[str, tuple[ParameterPlan, ...]]
+    uses: dict[str, tuple[tuple[int, int], ...]]
+    batch_dims: dict[str, frozenset[int]]
+    bases: dict[str, str]
+    outside: frozenset[str] = frozenset()
+    last: dict[str, Value] = field(default_factory=dict)
+    op_costs: list[Matrix] = field(default_factory=list)
+    op_host_s: list[float] = field(default_factory=list)
+    op_kept: list[tuple[Kept, ...]] = field(default_factory=list)
+    matrices: dict[tuple[str, LayoutSet, LayoutSet], Matrix] = field(default_factory=dict)
+
+    def running_bytes(self, index: int) -> Matrix:
+        """What each strategy of an op needs while it runs, backward included, as `price_segment` counts it."""
+        op = self.graph.ops[index]
+        found = [2.0 * working_bytes(op, made, self.values, self.mesh) for made in self.strategies[index]]
+        return np.array(found)
+
+    def least_transient(self) -> int:
+        """What some op needs to run, whatever it is given."""
+        values, mesh = self.values, self.mesh
+        return max((least_working_bytes(op, found, values, mesh) for op, found in self.each()), default=0)
+
+    def each(self) -> Iterator[tuple[Op, tuple[Strategy, ...]]]:
+        return zip(self.graph.ops, self.strategies, strict=True)
+
+    def least_weight(self, value: Value) -> tuple[int, float]:
+        """The fewest bytes that a parameter with its gradient and states can take; the fewest seconds of the host that
+        asks for its update."""
+        prices = [parameter_price(value, plan, self.mesh, self.setting) for plan in self.parameters[value.name]]
+        return min(price.static_bytes for price in prices), min(price.step_host_s for price in prices)
+
+
+_known: dict[object, tuple[SegmentGraph, Space]] = CACHES.own({})
+"""Spaces without parameters, those asked for last at the end; each holds its graph, so that no other takes its id. They
+are the same wherever parameters are stored and however boundaries are crossed: a search, its pipelines and the recipes
+next to it share them."""
+
+MOST_KNOWN = 96
+
+
+def space(
+    graph: SegmentGraph,
+    names: tuple[str, ...],
+    batch: int,
+    mesh: Mesh,
+    pins: Pins,
+    setting: Setting,
+) -> Space:
+    """`names`: the parameters' full names, for pins; a graph shared by several segments takes the first's."""
+    key = (id(graph), batch, setting.last, setting.microbatches, setting.compile, mesh, pins.roles)
+    found = _known.pop(key, None) or (graph, _ops_space(graph, batch, mesh, pins.roles, setting))
+    if len(_known) >= MOST_KNOWN:
+        del _known[next(iter(_known))]
+    _known[key] = found
+    made = replace(found[1], pins=pins, setting=setting, parameters={})
+    for value, full_name in zip(made.graph.params, names, strict=True):
+        wishes = (layout for place in made.uses[value.name] for layout in wanted(made, place))
+        made.parameters[value.name] = parameter_options(value, full_name, wishes, mesh, pins, setting)
+    return made
+
+
+def _ops_space(graph: SegmentGraph, batch: int, mesh: Mesh, pins: Pins, setting: Setting) -> Space:
+    """Without parameters."""
+    fixed = graph.at(batch)
+    values = fixed.values()
+    batch_dims = {name: _batch_dims(value.type) for name, value in graph.values().items()}
+    weights = frozenset(value.name for value in fixed.params if len(value.type.sizes) > 1)
+    found = tuple(allowed(op, values, mesh, pins, batch_dims, weights) for op in fixed.ops)
+    last: dict[str, Value] = {}
+    if setting.last:
+        smaller = graph.at(setting.last)
+        last = smaller.values()
+        alike = [{made.text for made in allowed(op, last, mesh, pins, batch_dims, weights)} for op in smaller.ops]
+        found = tuple(tuple(m for m in each if m.text in own) for each, own in zip(found, alike, strict=True))
+    uses: dict[str, list[tuple[int, int]]] = {name: [] for name in values}
+    for index, op in enumerate(fixed.ops):
+        for position, name in enumerate(op.operands()):
+            uses[name].append((index, position))
+    made = Space(
+        fixed,
+        mesh,
+        pins,
+        setting,
+        values,
+        found,
+        {},
+        {name: tuple(places) for name, places in uses.items()},
+        batch_dims,
+        storage_bases(fixed),
+        frozenset(value.name for value in (*fixed.params, *fixed.buffers)),
+        last,
+    )
+    shares = fused_shares(fixed) if setting.compile else {}
+    seconds = [[_seconds(made, op, one, shares.get(op.name, 1.0)) for one in each] for op, each in made.each()]
+    for op, each in zip(fixed.ops, seconds, strict=True):
+        if not each:
+            raise PlanError(f"no way is left to run {op.target}", "pins that agree with the batch", "drop one of them")
+    made.op_costs.extend(np.array([one.forward_s + one.backward_s for one in each]) for each in seconds)
+    made.op_host_s.extend(min((one.host_s for one in each), default=0.0) for each in seconds)
+    again_s = {
+        v.name: min(one.forward_s for one in each)
+        for op, each in zip(fixed.ops, seconds, strict=True)
+        for v in op.results
+    }
+    keepers = _keepers(made)
+    made.op_kept.extend(tuple(_kept(made, index, keepers, again_s)) for index in range(len(fixed.ops)))
+    return made
+
+
+class _Seconds(NamedTuple):
+    """Of a strategy, per micro-batch. host_s: what the host needs to ask for it."""
+
+    forward_s: float
+    backward_s: float
+    host_s: float
+
+
+def _seconds(space: Space, op: Op, made: Strategy, share: float) -> _Seconds:
+    """Local work and the collectives inside the lowering, forward and backward."""
+    mesh = space.mesh
+    seconds = op_seconds(op, made, space.values, mesh.sizes, mesh.device, share)
+    forward_s = seconds.forward_s + collectives_s(made.collectives_forward, mesh)
+    host_s = seconds.forward_host_s + seconds.backward_host_s
+    if not any(value.grad for value in op.results):
+        return _Seconds(forward_s, 0.0, host_s)
+    return _Seconds(forward_s, seconds.backward_s + collectives_s(made.collectives_backward, mesh), host_s)
+
+
+def _kept(space: Space, index: int, keepers: dict[str, int], again_s: dict[str, float]) -> Iterator[Kept]:
+    """This op's share of what backward reads; a storage that several ops keep is split between them, so that the sum
+    over ops is never more than what is held."""
+    op = space.graph.ops[index]
+    if not any(value.grad for value in op.results):
+        return
+    mesh, values, found = space.mesh, space.values, space.strategies[index]
+    reads = saved(op, values, kernels(mesh))
+    if reads.auxiliary_bytes:
+        sizes = [float(reads.auxiliary_bytes // shards(made, mesh)) for made in found]
+        # A function of several ops may run only the cheapest of them again.
+        yield Kept(np.array(sizes), 0.0 if ":" in op.target else again_s[op.name])
+    operands = op.operands()
+    columns = [(operands[i], [made.operands[i] for made in found]) for i in reads.operands]
+    columns += [(op.results[i].name, [made.results[i] for made in found]) for i in reads.results]
+    for name, layouts in columns:
+        if name in space.outside:
+            continue
+        value, share = values[name], keepers[space.bases[name]]
+        each = {layout: local_bytes(value.type.sizes, value.type.itemsize, layout, mesh) for layout in set(layouts)}
+        sizes = [each[layout] / share for layout in layouts]
+        yield Kept(np.array(sizes), again_s.get(space.bases[name], np.inf) / share)
+
+
+def _keepers(space: Space) -> dict[str, int]:
+    """How many ops keep each storage."""
+    counts: Counter[str] = Counter()
+    for op, found in space.each():
+        if any(value.grad for value in op.results):
+            counts.update(
+                space.bases[name] for name, _ in kept_values(op, found[0], space.values, space.outside, space.mesh)
+            )
+    return dict(counts)
+
+
+def conversions_s(space: Space, name: str, made: LayoutSet, wants: LayoutSet) -> Matrix:
+    """Forward and backward, once; without a gradient nothing flows back."""
+    value = space.values[name]
+    return conversion_matrix(made, wants, value.type.sizes, value.type.itemsize, space.mesh, value.grad)
+
+
+def boundary_layouts(space: Space, name: str, freedom: int = ALL) -> tuple[Layout, ...]:
+    """Layouts in which a value may cross from one segment to the next: `I` or evenly sharded, per axis; freedom: that
+    of pictures."""
+    mesh, pins, batch_dims = space.mesh, space.pins, space.batch_dims[name]
+    shapes = [values[name].type.sizes for values in (space.values, space.last) if values]
+    shape = shapes[0]
+    states: list[list[State]] = []
+    for axis, size in enumerate(mesh.sizes):
+        dims = [dim for dim in range(len(shape)) if all(one[dim] % size == 0 for one in shapes)]
+        sharded = axis in pins.dp_axes
+        if axis in pins.dp_axes:
+            dims = [dim for dim in dims if dim in batch_dims]
+        elif axis in pins.cp_axes:
+            dims = [dim for dim in dims if dim in sequence_dims(len(shape), batch_dims)]
+            sharded = True
+        elif axis in pins.model_axes:
+            dims = [dim for dim in dims if dim not in batch_dims]
+        elif axis in pins.tp_axes:
+            dims = [dim for dim in dims if dim not in batch_dims and pins.sequence is not False]
+            sharded = pins.sequence is True
+        elif pins.sequence is not None and not pins.tp_axes:  # any other axis may be tensor parallel
+            dims = dims if pins.sequence else [dim for dim in dims if dim in batch_dims]
+            sharded = pins.sequence
+        states.append([*([] if sharded and dims else [I]), *map(S, dims)])
+    every = map(Layout, product(*states))
+    found = tuple(layout for layout in every if all(layout.is_even(one, mesh.sizes) for one in shapes))
+    if len(shape) > PICTURE:
+        found = crossing(found, freedom)
+    if not found:
+        given = f"{name} of shape {shape} on a mesh of {'x'.join(map(str, mesh.sizes))}"
+        raise PlanError(given, "samples that the axes divide together", "change the batch or the pins")
+    return found
+
+
+def sequence_dims(rank: int, batch_dims: frozenset[int]) -> tuple[int, ...]:
+    """Dims of a value between its samples and its last, which holds features: what context parallelism splits."""
+    return tuple(dim for dim in range(1, rank - 1) if dim not in batch_dims)
+
+
+def skip_layout(space: Space, name: str, sharded: tuple[bool, ...]) -> Layout:
+    """Of the layouts in which a value may cross, the one that shards samples over just these axes, or comes nearest."""
+    batch_dims = space.batch_dims[name]
+    found = boundary_layouts(space, name)
+
+    def misses(layout: Layout) -> int:
+        states = zip(layout.states, sharded, strict=True)
+        return sum((state.dim in batch_dims) != yes or (not yes and state.is_shard) for state, yes in states)
+
+    return min(found, key=misses)
+
+
+def wanted(space: Space, place: tuple[int, int]) -> list[Layout]:
+    """The layout that each strategy of an op wants one of its operands in."""
+    index, position = place
+    name = space.graph.ops[index].operands()[position]
+    grad = space.values[name].grad
+    return [canonical(made.operands[position], grad) for made in space.strategies[index]]
+
+
+def _batch_dims(type_: TensorType) -> frozenset[int]:
+    return frozenset(dim for dim, size in enumerate(type_.shape) if isinstance(size, BatchSize))

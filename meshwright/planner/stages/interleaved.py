@@ -1,0 +1,181 @@
+"""Interleaved pipelines: equal submeshes, each with several runs of segments, dealt round.
+
+With K stages of v runs and M micro-batches, run r takes x_r for a micro-batch and c_r to hand it over, there and back.
+Stage p begins when the first micro-batch has come through the runs before p, and ends before the last gradient goes
+back through them; all that it does lies between:
+
+    T >= sum_(q<p) (x_q + c_q) + M (x_p + x_(p+K) + ...)     for every p; summed over all p:
+    T >= 1/K sum_r (M + max(0, K-1-r)) x_r + max(0, K-1-r) c_r,      and    T >= 1/K sum_r (M x_r + e_r)
+
+with e_r a step for what does not overlap. And a micro-batch goes through all runs and back, and waits at each for the
+forwards of all others before it, or for their backwards:
+
+    T >= sum_r (x_r + c_r) + (M-1) max_r max(f_r, b_r) >= sum_r x_r + c_r + (M-1)/(K v) max(f_r, b_r)
+
+The least of these sums over all ways to cut the chain are a bound (`Interleaved.least_s`). Candidates are those with
+the quickest slowest run, then such with slower ones that take less in all (`Interleaved.pipelines`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+
+import numpy as np
+
+from meshwright.planner.effort import ROUGH
+from meshwright.planner.stages.options import Floats, Ints, Options
+from meshwright.planner.stages.problem import PlacedRun, StageProblem
+from meshwright.schedule import in_flight_of
+
+
+def interleavings(problem: StageProblem) -> Iterator[tuple[int, int, int]]:
+    """(mesh class, stages, runs a stage) that the devices and cuts are enough for."""
+    cuts = len(problem.all_cuts) - 1
+    for mesh, made in enumerate(problem.meshes):
+        most = min(have // want for have, want in zip(problem.devices, made.devices, strict=True) if want)
+        for stages in range(max(2, problem.least_stages), min(most, problem.stage_limit) + 1):
+            left = [have - stages * want for have, want in zip(problem.devices, made.devices, strict=True)]
+            sized = problem.sizes is None or list(problem.sizes) == [made.ranks] * stages
+            if sized and (problem.idle or not any(left)):
+                yield from ((mesh, stages, runs) for runs in problem.interleave if stages * runs <= cuts)
+
+
+class Interleaved:
+    """So many stages on submeshes of one class, each with so many runs."""
+
+    def __init__(
+        self, problem: StageProblem, made: Options, microbatches: int, mesh: int, stages: int, runs: int
+    ) -> None:
+        self.problem, self.made, self.microbatches = problem, made, microbatches
+        self.mesh, self.stages, self.runs = mesh, stages, runs
+        self.total = stages * runs
+        self.own: Ints = np.flatnonzero(made.mesh == mesh)
+        self.seconds: Floats = made.forward_s + made.input_s + made.weight_s
+        self.cuts = len(problem.all_cuts)
+        self.ways: dict[int, Ints] = {}
+
+    def least_s(self) -> float:
+        """No pipeline of these is faster. Every run's own memory alone is looked at."""
+        made = self.made
+        fits = made.held_bytes[self.own] + made.resident_bytes[self.own] <= made.limit_bytes[self.own]
+        if not fits.any():
+            return inf
+        able, others = self.own[fits], self.microbatches - 1
+        slower_s = np.maximum(made.forward_s, made.input_s + made.weight_s)
+        runs = range(self.total)
+        once, never = [1] * self.total, [0] * self.total
+        before = [max(0, self.stages - 1 - run) for run in runs]
+        work_s = self._least_sum(able, self.microbatches * self.seconds + made.fixed_s, once, never)
+        filled_s = self._least_sum(able, self.seconds, [self.microbatches + times for times in before], before)
+        through_s = self._least_sum(able, self.seconds + others / self.total * slower_s, once, once)
+        return max(work_s / self.stages, filled_s / self.stages, through_s)
+
+    def _least_sum(self, able: Ints, seconds: Floats, times: list[int], crossed: list[int]) -> float:
+        """Of all runs, each counted so many times, and of what is handed over after each."""
+        made, rows = self.made, self._quickest(able, seconds)
+        handed, taken = self._after_all(), self._after_all()
+        own_s, end, leave, first = seconds[rows], made.end[rows], made.leave[rows], self._first(rows)
+        for run in range(self.total - 1, -1, -1):
+            handed = self._handed(taken, crossed[run]) if run < self.total - 1 else handed
+            taken = self._taken(rows, times[run] * own_s + handed[end, leave], first)
+        return float(taken[0].min())
+
+    def pipelines(self, limit_s: float = inf) -> Iterator[tuple[PlacedRun, ...]]:
+        """Those whose slowest run is the quickest, then those with slower ones that take less in all. limit_s: what
+        cannot be faster is left out."""
+        slowest_s = self._slowest_s()
+        seen = set()
+        for slower in (1.0, ROUGH) if slowest_s < inf else ():
+            chosen = self._cheapest(slowest_s * slower * (1 + 1e-12))
+            if chosen not in seen and self._own_least_s(chosen) < limit_s:
+                seen.add(chosen)
+                yield self._placed(chosen)
+
+    def _own_least_s(self, chosen: tuple[int, ...]) -> float:
+        """What these runs take at least: each stage its own work, after the first micro-batch has come to it and before
+        the last gradient goes back."""
+        seconds = self.seconds[list(chosen)]
+        before = np.cumsum(seconds)[: self.stages] - seconds[: self.stages]
+        own = seconds.reshape(self.runs, self.stages).sum(axis=0)
+        return float((before + self.microbatches * own).max())
+
+    def _placed(self, chosen: tuple[int, ...]) -> tuple[PlacedRun, ...]:
+        cuts, made = self.problem.all_cuts, self.made
+        return tuple(
+            PlacedRun(cuts[made.begin[i]], cuts[made.end[i]], run % self.stages, self.mesh, made.points[i])
+            for run, i in enumerate(chosen)
+        )
+
+    def _able(self, run: int) -> Ints:
+        """The rows that fit as this run, if all runs of its stage are like it."""
+        stage = run % self.stages
+        if stage not in self.ways:
+            made, own = self.made, self.own
+            flight = in_flight_of("interleaved", stage, self.stages, self.microbatches, self.runs)
+            held = made.held_bytes[own] + (self.runs - 1) * made.static_bytes[own] + flight * made.resident_bytes[own]
+            self.ways[stage] = self._quickest(own[held <= made.limit_bytes[own]], self.seconds)
+        return self.ways[stage]
+
+    def _quickest(self, rows: Ints, seconds: Floats) -> Ints:
+        """Of rows that differ in the point alone."""
+        order = rows[np.lexsort((seconds[rows], self.made.group[rows]))]
+        return order[np.flatnonzero(np.diff(self.made.group[order], prepend=-1))]
+
+    def _slowest_s(self) -> float:
+        handed = np.full((self.cuts, self.made.crossing_s.shape[1]), inf)
+        handed[self.cuts - 1] = 0.0
+        for run in range(self.total - 1, -1, -1):
+            rows = self._able(run)
+            if not len(rows):
+                return inf
+            value = np.maximum(self.seconds[rows], handed[self.made.end[rows], self.made.leave[rows]])
+            best = self._taken(rows, value).min(axis=1)
+            handed = np.broadcast_to(best[:, None], handed.shape)
+        return float(best[0])
+
+    def _cheapest(self, limit_s: float) -> tuple[int, ...]:
+        """Rows of runs of at most `limit_s` with the least sum of runs and crossings."""
+        handed, tables = self._after_all(), []
+        for run in range(self.total - 1, -1, -1):
+            rows = self._able(run)
+            rows = rows[self.seconds[rows] <= limit_s]
+            tables.append((rows, handed))
+            value = self.seconds[rows] + handed[self.made.end[rows], self.made.leave[rows]]
+            handed = self._handed(self._taken(rows, value), 1)
+        found: list[int] = []
+        at, came = 0, np.zeros(len(self.made.enters))
+        for rows, after in reversed(tables):
+            here = rows[self.made.begin[rows] == at]
+            value = self.seconds[here] + after[self.made.end[here], self.made.leave[here]] + came[self.made.enter[here]]
+            option = int(here[int(value.argmin())])
+            found.append(option)
+            at = int(self.made.end[option])
+            came = self.made.crossing_s[at, int(self.made.leave[option])]
+        return tuple(found)
+
+    def _after_all(self) -> Floats:
+        handed: Floats = np.full((self.cuts, self.made.crossing_s.shape[1]), inf)
+        handed[self.cuts - 1] = 0.0
+        return handed
+
+    def _first(self, rows: Ints) -> Ints:
+        """Where rows of another cut or layout in which it is entered begin."""
+        keys = self.made.begin[rows] * len(self.made.enters) + self.made.enter[rows]
+        return np.flatnonzero(np.diff(keys, prepend=-1))
+
+    def _taken(self, rows: Ints, value: Floats, first: Ints | None = None) -> Floats:
+        """The least value by (cut, layout in which it is entered)."""
+        made = self.made
+        found: Floats = np.full((self.cuts, len(made.enters)), inf)
+        first = self._first(rows) if first is None else first
+        if len(first):
+            found[made.begin[rows[first]], made.enter[rows[first]]] = np.minimum.reduceat(value, first)
+        return found
+
+    def _handed(self, taken: Floats, weight: float) -> Floats:
+        """By (cut, layout in which it is left), crossings counted so many times."""
+        if not weight:
+            return np.broadcast_to(taken.min(axis=1)[:, None], self.made.crossing_s.shape[:2])
+        found: Floats = (taken[:, None] + weight * self.made.crossing_s).min(axis=2)
+        return found

@@ -1,0 +1,111 @@
+"""Where memory is short: what is found must fit, and something must be found."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import meshwright.planner.chain.lagrangian as chains
+from meshwright.capture import capture
+from meshwright.capture.program import Program
+from meshwright.cluster import load_cluster
+from meshwright.pins.meshes import allowed_meshes
+from meshwright.planner.chain.exact import exact_chain
+from meshwright.planner.chain.exact_memory import Leanest
+from meshwright.planner.chain.lagrangian import chain_at, floor_s, solve_chain
+from meshwright.planner.plan import make_plan
+from meshwright.planner.search.mesh_search import Together
+from meshwright.planner.sharding.model import Frontier
+from meshwright.planner.space.candidates import candidates_on
+from meshwright.price.parameter import Setting
+
+LEAST = 892_000
+"""Bytes on each of two devices: hardly more than the weights with their states, cut in two, take (802,384)."""
+
+
+class Block(nn.Module):
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(hidden)
+        self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Block(64) for _ in range(layers)])
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return F.cross_entropy(self.head(x), y)
+
+
+@cache
+def program(layers: int = 3) -> Program:
+    return capture(Net(layers), {"x": torch.zeros(64, 64), "y": torch.zeros(64, dtype=torch.int64)})
+
+
+@cache
+def frontier(microbatches: int) -> Frontier:
+    candidates = candidates_on(program(), allowed_meshes(load_cluster("local:2"), (), 3), (), Setting("adamw", "fp32"))
+    return candidates[0].frontier(microbatches)
+
+
+def test_gradients_that_wait_are_given_room() -> None:
+    """The fastest whose ops fit leaves too little for what waits besides: a slower one is found, which fits."""
+    found, bound_s = exact_chain(frontier(16), LEAST, 0.0)
+    assert found is not None
+    assert found.peak_bytes <= LEAST
+    assert found.seconds > bound_s
+
+
+def test_a_sharding_is_found_at_hardly_more_than_the_weights() -> None:
+    found, bound_s = solve_chain(frontier(16), LEAST)
+    assert found is not None
+    assert found.peak_bytes <= LEAST
+    assert bound_s <= found.seconds
+
+
+def test_a_question_whether_anything_fits_is_not_solved_to_optimality(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain that fits is found without the exact search, and fewer bytes than any moment needs are refused by proof,
+    as that search would."""
+    lean = Leanest.of(frontier(16))
+    fewest = int(lean.least_bytes)
+    assert lean.chain(fewest - 1, 0.0) == (None, True)
+    assert exact_chain(frontier(16), fewest - 1, 0.0) == (None, float("inf"))
+    monkeypatch.setattr(chains, "exact_chain", None)
+    found, _ = solve_chain(frontier(16), LEAST, first=True)
+    assert found is not None
+    assert found.peak_bytes <= LEAST
+    assert solve_chain(frontier(16), fewest - 1, first=True) == (None, float("inf"))
+
+
+def test_ops_need_no_more_than_the_weights_leave() -> None:
+    """At a high price weights are gathered for each use, two copies at a time; a lean sharding cuts what reads them."""
+    budget = 960_000
+    here = frontier(2).recomputing()
+    together = Together(here, program(), budget, lambda chain, frontier: None, float("inf"))  # type: ignore[arg-type,return-value]
+    chain = chain_at(here, 10 * floor_s(here) / budget)
+    assert chain.static_bytes + chain.transient_bytes > budget
+    lean = together._lean(here, chain)
+    assert lean.static_bytes + lean.transient_bytes <= budget
+    assert together._lean(here, lean) is lean
+
+
+@pytest.mark.full
+def test_no_pin_is_faster_than_no_pin() -> None:
+    cluster, one, budget = load_cluster("local:2"), program(1), 380_000
+    free = make_plan(one, cluster, memory_bytes=budget).predicted
+    assert free.peak_bytes <= budget
+    pinned = make_plan(one, cluster, memory_bytes=budget, pins=("zero=3",))
+    assert free.step_s <= 1.001 * pinned.predicted.step_s
+    assert pinned.microbatches <= 4  # twice as many where ops may need what they like
