@@ -36,7 +36,7 @@ OTHERS = {
     "planner.effort.SIMPLER_WITHIN": "an option of the user",
     "planner.chain.lagrangian.ANY_PRICE": "more than any byte is worth",
     "planner.chain.lagrangian.CLOSED": "rounding of sums",
-    "planner.space.image_boundaries.PICTURE": "how many dims a picture has",
+    "planner.space.image_boundaries.IMAGE_DIMS": "how many dims a picture has",
     "planner.space.segment.MOST_KNOWN": "size of a cache",
     "planner.sharding.segment.LARGEST_TABLE": "memory of a table; beyond it the same is asked pair by pair",
     "planner.memory.instances.ROUNDING": "rounding of sums",

@@ -42,7 +42,7 @@ from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
 from meshwright.planner.memory.nested_sharded import refine_nested
-from meshwright.planner.memory.options import Ways
+from meshwright.planner.memory.options import RematOptions
 from meshwright.planner.memory.refine import refine
 from meshwright.planner.plan import make_plan
 
@@ -93,10 +93,10 @@ def run(model: str, batch: int, cluster_name: str, budget_gib: float, axes: int)
     joint_cpu_s = time.process_time() - before
     print(f"# joint {joint.predicted.step_s if joint else 0:.4f} s, {joint_cpu_s:.0f} CPU s", flush=True)
     seconds = dict(shard_first(program, cluster, budget, axes))
-    known_s = min(seconds.values(), default=float("inf"))
-    print(f"# shard first and sweep: {known_s:.4f} s, {time.process_time() - before:.0f} CPU s", flush=True)
-    known_s = min(known_s, SLOWEST * joint.predicted.step_s if joint else known_s)
-    for name, found_s in checkpoint_first(program, cluster, budget, axes, known_s):
+    incumbent_s = min(seconds.values(), default=float("inf"))
+    print(f"# shard first and sweep: {incumbent_s:.4f} s, {time.process_time() - before:.0f} CPU s", flush=True)
+    incumbent_s = min(incumbent_s, SLOWEST * joint.predicted.step_s if joint else incumbent_s)
+    for name, found_s in checkpoint_first(program, cluster, budget, axes, incumbent_s):
         print(f"# {name}: {found_s:.4f} s, {time.process_time() - before:.0f} CPU s", flush=True)
         seconds[name] = min(seconds.get(name, float("inf")), found_s)
     best = min(seconds.values(), default=float("inf"))
@@ -135,7 +135,7 @@ def shard_first(program: Program, cluster: Cluster, budget: int, axes: int) -> I
 def _fitted(name: str, plan: Plan | None, program: Program, budget: int) -> Iterator[tuple[str, float]]:
     found = refine(plan, program, budget) if plan else None
     if plan is not None and found is None:
-        found = refine_nested(plan, program, Ways.of(plan, program), budget)
+        found = refine_nested(plan, program, RematOptions.of(plan, program), budget)
     print(f"# {name}: {_described(plan)}: {found.predicted.step_s if found else 0:.4f} s", flush=True)
     if found is not None:
         yield name, found.predicted.step_s

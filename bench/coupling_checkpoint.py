@@ -22,20 +22,20 @@ from meshwright.generate.joint import Joint
 from meshwright.generate.program import sharded_segments
 from meshwright.pins.meshes import allowed_meshes
 from meshwright.plan import Plan
-from meshwright.planner.chain.lagrangian import floor_s
-from meshwright.planner.memory.options import Ways
+from meshwright.planner.chain.lagrangian import memory_free_bound_s
+from meshwright.planner.memory.options import RematOptions
 from meshwright.planner.memory.refine import Options
 from meshwright.planner.realize import draft
-from meshwright.planner.search.dual_bound import Bound, best_bound
+from meshwright.planner.search.dual_bound import DualBound, best_bound
 from meshwright.planner.search.keep_all import Candidate
-from meshwright.planner.search.mesh_search import Together, weighed
+from meshwright.planner.search.mesh_search import MeshSearch, weighed
 from meshwright.planner.sharding.eliminated import Solved
-from meshwright.planner.sharding.model import Frontier
+from meshwright.planner.sharding.model import ShardingModel
 from meshwright.planner.sharding.segment import SegmentProblem
 from meshwright.planner.space.candidates import candidates_on
 from meshwright.price.parameter import Setting
 from meshwright.price.segment import kept_values
-from meshwright.remat.curve import Kept, in_memory_anyway, measure
+from meshwright.remat.curve import RematPoint, in_memory_anyway, measure
 from meshwright.remat.inner import CHUNKS, inner_options
 from meshwright.remat.traced import traced_for
 
@@ -44,8 +44,8 @@ ALIKE = 1.02
 
 
 @dataclass(slots=True)
-class Dropped(Frontier):
-    """A Frontier whose segments do not keep what takes at most `most_s` seconds per byte to make again."""
+class Dropped(ShardingModel):
+    """A ShardingModel whose segments do not keep what takes at most `most_s` seconds per byte to make again."""
 
     most_s: float = 0.0
 
@@ -78,11 +78,11 @@ class Level:
     most_s: float
 
 
-def levels(frontier: Frontier) -> list[Level]:
+def levels(shardings: ShardingModel) -> list[Level]:
     """Every distinct set that a threshold drops, on the model as it is; values that are nearly alike go together."""
     ratios, sizes = [], []
-    for index in range(len(frontier.program.segments)):
-        for kept in frontier.problem(index).space.op_kept:
+    for index in range(len(shardings.program.segments)):
+        for kept in shardings.problem(index).space.op_kept:
             for part in kept:
                 whole = float(part.bytes.max())
                 if whole and np.isfinite(part.drop_s):
@@ -102,61 +102,66 @@ def levels(frontier: Frontier) -> list[Level]:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SearchNode:
     """A set of dropped values on a mesh, with what no sharding that fits is faster than."""
 
-    bound: Bound
+    bound: DualBound
     level: Level
     candidate: Candidate
     microbatches: int
 
 
-def entries(program: Program, cluster: Cluster, budget: int, axes: int, known_s: float) -> list[Entry]:
+def search_nodes(program: Program, cluster: Cluster, budget: int, axes: int, incumbent_s: float) -> list[SearchNode]:
     found = []
     setting = Setting("adamw", "bf16")
     for candidate in candidates_on(program, allowed_meshes(cluster, (), axes), (), setting, recompute=True):
         for number in candidate.microbatches:
-            base = candidate.frontier(number)
-            if floor_s(base) >= known_s:
+            base = candidate.shardings(number)
+            if memory_free_bound_s(base) >= incumbent_s:
                 continue
             for level in levels(base):
                 bases = weighed(dropping(base, level))
-                bound = best_bound(bases, budget, known_s, Bound(floor_s(base), 0.0))
-                if bound.seconds < known_s:
-                    found.append(Entry(bound, level, candidate, number))
+                bound = best_bound(bases, budget, incumbent_s, DualBound(memory_free_bound_s(base), 0.0))
+                if bound.seconds < incumbent_s:
+                    found.append(SearchNode(bound, level, candidate, number))
     return sorted(found, key=lambda entry: entry.bound.seconds)
 
 
 def checkpoint_first(
-    program: Program, cluster: Cluster, budget: int, axes: int, known_s: float
+    program: Program, cluster: Cluster, budget: int, axes: int, incumbent_s: float
 ) -> Iterator[tuple[str, float]]:
     """Seconds of the method's plans that fit; what cannot be faster than `known_s`, or than one before it, is left
     out."""
-    for entry in entries(program, cluster, budget, axes, known_s):
-        if entry.bound.seconds >= known_s:
+    for entry in search_nodes(program, cluster, budget, axes, incumbent_s):
+        if entry.bound.seconds >= incumbent_s:
             return
-        frontier = dropping(entry.candidate.frontier(entry.microbatches), entry.level)
-        search = Together(
-            frontier, program, budget, partial(draft, program, cluster), known_s, partial(offered, program, frontier)
+        shardings = dropping(entry.candidate.shardings(entry.microbatches), entry.level)
+        search = MeshSearch(
+            shardings,
+            program,
+            budget,
+            partial(draft, program, cluster),
+            incumbent_s,
+            partial(offered, program, shardings),
         )
         plan = search.fastest(entry.bound.price)
         if plan is not None:
-            known_s = plan.predicted.step_s
-            yield f"checkpoint first, {entry.level.part:.0%} dropped", known_s
+            incumbent_s = plan.predicted.step_s
+            yield f"checkpoint first, {entry.level.part:.0%} dropped", incumbent_s
 
 
-def offered(program: Program, frontier: Dropped, plan: Plan, ways: Ways) -> Options:
+def offered(program: Program, shardings: Dropped, plan: Plan, ways: RematOptions) -> Options:
     """Of this sharding the one way that drops what was decided; the tail, and the backwards of others, may run in
     chunks as is fastest."""
     device = plan.mesh.device
     costs, traced = NodeCosts(device, False, plan.mesh), traced_for(device)
-    made: dict[int, tuple[Kept, ...]] = {}
-    options: list[tuple[Kept, ...]] = []
+    made: dict[int, tuple[RematPoint, ...]] = {}
+    options: list[tuple[RematPoint, ...]] = []
     graphs = sharded_segments(program, plan)
     for index, graph in enumerate(graphs):
         last = index == len(graphs) - 1
         if id(graph) not in made or last:
-            names, ours = dropped_names(frontier.problem(index), frontier.most_s), ways.curves.options[index]
+            names, ours = dropped_names(shardings.problem(index), shardings.most_s), ways.curves.options[index]
             found = [_dropping(traced(graph), names, costs, like) for like in ours[:1] if like.chunks == 1]
             chunked = inner_options(program, plan, index, graph, found, costs, traced, CHUNKS)
             made[id(graph)] = (*found, *(ours if last else chunked))
@@ -179,7 +184,7 @@ def dropped_names(problem: SegmentProblem, most_s: float) -> set[str]:
     return found
 
 
-def _dropping(joint: Joint, dropped: set[str], costs: NodeCosts, like: Kept) -> Kept:
+def _dropping(joint: Joint, dropped: set[str], costs: NodeCosts, like: RematPoint) -> RematPoint:
     """The pair cut there; `like`: a way of the same segment, whose bytes are known."""
     standard = {joint.names[node] for node in read_by_backward(joint)}
     again = tuple(sorted(name for name in standard if name in dropped or f"{name.partition('~')[0]}~" in dropped))
@@ -193,6 +198,6 @@ def _dropping(joint: Joint, dropped: set[str], costs: NodeCosts, like: Kept) -> 
     return measure(joint, cut, costs, recompute=again, keep=(), resident_bytes=held, recompute_s=0.0)
 
 
-def dropping(base: Frontier, level: Level) -> Dropped:
+def dropping(base: ShardingModel, level: Level) -> Dropped:
     given = (base.program, base.mesh, base.pins, base.setting, True, base.skips)
     return Dropped(*given, overlap_weight=0.0, most_s=level.most_s)

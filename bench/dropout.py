@@ -49,7 +49,7 @@ def ours(model: Dropped, x: Tensor) -> Callable[[], object]:
     prologue, graph = sharded_prologue(program, plan), sharded_segments(program, plan)[0]
     pair = compiled_pair(graph, x.device.type, (), ())
     weight = model.weight.detach().to(x.device)
-    one, commons = torch.ones((), device=x.device), program.segments[0].commons
+    one, shared_values = torch.ones((), device=x.device), program.segments[0].shared_values
     step = 0
 
     def run() -> object:
@@ -57,8 +57,10 @@ def ours(model: Dropped, x: Tensor) -> Callable[[], object]:
         step += 1
         with torch.no_grad(), random_state(RandomState(0, step, 0, x.shape[0])):
             made = run_graph(prologue, {"x": x}, x.device)
-            known = {"x": x} | dict(zip(program.commons, (made[name] for name in prologue.outputs), strict=True))
-            given = dict(zip((v.name for v in graph.commons), (known[name] for name in commons), strict=True))
+            known = {"x": x} | dict(zip(program.shared_values, (made[name] for name in prologue.outputs), strict=True))
+            given = dict(
+                zip((v.name for v in graph.shared_values), (known[name] for name in shared_values), strict=True)
+            )
             given |= {v.name: weight for v in graph.params}
             _, _, saved = pair.forward(given)
             return pair.backward(saved, {v.name: weight for v in graph.params}, [one])

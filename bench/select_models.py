@@ -17,7 +17,7 @@ from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
 from meshwright.models.reference import parse_reference
 from meshwright.pins.pins import Pins
-from meshwright.planner.sharding.model import Frontier
+from meshwright.planner.sharding.model import ShardingModel
 from meshwright.planner.sharding.segment import SegmentProblem
 from meshwright.price.parameter import Setting
 from meshwright.select import Problem, solve
@@ -80,9 +80,9 @@ def _program(reference: str) -> Program:
 
 def largest_segment(program: Program, cluster: str, shape: tuple[int, ...]) -> SegmentProblem:
     """The Problem of the segment with most ops."""
-    frontier = Frontier(program, load_cluster(cluster).mesh(shape), Pins(), Setting())
+    shardings = ShardingModel(program, load_cluster(cluster).mesh(shape), Pins(), Setting())
     largest = max(program.segments, key=lambda segment: len(program.graph(segment).ops))
-    return SegmentProblem(frontier.space(largest))
+    return SegmentProblem(shardings.space(largest))
 
 
 def with_memory(problem: Problem, held: np.ndarray) -> Problem:

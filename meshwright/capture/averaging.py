@@ -137,7 +137,7 @@ class _Reader:
 
 def _sampled(graph: SegmentGraph) -> set[str]:
     """The values that depend on the batch or on earlier segments, and not on parameters alone."""
-    found = {value.name for value in (*graph.inputs, *graph.commons)}
+    found = {value.name for value in (*graph.inputs, *graph.shared_values)}
     for op in graph.ops:
         if found & set(op.uses()):
             found |= {value.name for value in op.results}

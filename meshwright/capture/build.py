@@ -23,7 +23,7 @@ PROLOGUE = -1
 
 def build(flat: Flat, batch: int, *, max_ops: int = 24, fine: bool = False) -> Program:
     """Fuse, cut, fold and name. The passes: make mixtures of experts one op, set common ops aside, cut, merge to units,
-    place commons, share graphs. fine: nothing is merged."""
+    place shared_values, share graphs. fine: nothing is merged."""
     marks = couplings(flat)
     kept = {flat.loss, *(new for _, new in flat.updates)}
     flat = replace(flat, ops=tuple(fuse(without_lenders(flat.ops), _all_values(flat), kept)))
@@ -136,9 +136,9 @@ def _coupled(
 class _Binder:
     """Gives each body a graph under local names, shared with the bodies of the same structure."""
 
-    def __init__(self, flat: Flat, commons: set[str]) -> None:
+    def __init__(self, flat: Flat, shared_values: set[str]) -> None:
         self.flat, self.types = flat, _all_values(flat)
-        self.commons = commons | {value.name for value in flat.inputs}
+        self.shared_values = shared_values | {value.name for value in flat.inputs}
         self.parameters = {parameter.name for parameter in flat.parameters}
         self.buffers = {buffer.name for buffer in flat.buffers}
         self.graphs: list[SegmentGraph] = []
@@ -153,7 +153,7 @@ class _Binder:
         outside = list(dict.fromkeys((*reads(body), *(buffer for buffer, _ in updates))))
         parameters = tuple(name for name in outside if name in self.parameters)
         buffers = tuple(name for name in outside if name in self.buffers)
-        shared = tuple(name for name in outside if name in self.commons)
+        shared = tuple(name for name in outside if name in self.shared_values)
         handed = tuple(name for name in outside if name not in {*parameters, *buffers, *shared})
         groups = (handed, shared, parameters, buffers)
         graph = localise(body, groups, outputs, updates, inner, self.types)

@@ -27,12 +27,14 @@ def run(
     values = dict(batch)
     buffers = {buffer.name: tensors[buffer.name] for buffer in program.buffers}
     found = run_graph(program.prologue.at(program.batch), values | buffers, device)
-    values.update((name, found[name]) for name in program.commons)
+    values.update((name, found[name]) for name in program.shared_values)
     fixed = [graph.at(program.batch) for graph in program.graphs]
     for segment in program.segments:
         graph = fixed[segment.graph].bind(segment.scalars)
         bound = dict(zip((v.name for v in graph.inputs), (values[n] for n in segment.inputs), strict=True))
-        bound |= dict(zip((v.name for v in graph.commons), (values[n] for n in segment.commons), strict=True))
+        bound |= dict(
+            zip((v.name for v in graph.shared_values), (values[n] for n in segment.shared_values), strict=True)
+        )
         bound |= dict(zip((v.name for v in graph.params), (tensors[n] for n in segment.params), strict=True))
         bound |= dict(zip((v.name for v in graph.buffers), (buffers[n] for n in segment.buffers), strict=True))
         found = run_graph(graph, bound, device)

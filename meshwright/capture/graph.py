@@ -14,14 +14,14 @@ from meshwright.errors import VerifyError
 class SegmentGraph:
     """The structure that segments of one kind share. All names are local to the graph.
 
-    inputs: what the previous segment hands over. commons: parameter-free values (batch tensors, prologue
+    inputs: what the previous segment hands over. shared_values: parameter-free values (batch tensors, prologue
     results). updates: (buffer, value) pairs; the buffer takes the value after the step's forward.
     cuts: how many ops precede each natural cut inside, kept for schedules that want finer pieces.
     scalars: how many numbers differ among its segments; `bind` puts a segment's own in.
     """
 
     inputs: tuple[Value, ...]
-    commons: tuple[Value, ...]
+    shared_values: tuple[Value, ...]
     params: tuple[Value, ...]
     buffers: tuple[Value, ...]
     ops: tuple[Op, ...]
@@ -38,7 +38,7 @@ class SegmentGraph:
         return replace(self, ops=ops, scalars=0)
 
     def arguments(self) -> tuple[Value, ...]:
-        return self.inputs + self.commons + self.params + self.buffers
+        return self.inputs + self.shared_values + self.params + self.buffers
 
     def values(self) -> dict[str, Value]:
         """Every value of the graph by name, arguments first."""
@@ -66,7 +66,7 @@ class SegmentGraph:
         return replace(
             self,
             inputs=tuple(map(fix_value, self.inputs)),
-            commons=tuple(map(fix_value, self.commons)),
+            shared_values=tuple(map(fix_value, self.shared_values)),
             params=tuple(map(fix_value, self.params)),
             buffers=tuple(map(fix_value, self.buffers)),
             ops=tuple(map(fix_op, self.ops)),
@@ -74,7 +74,9 @@ class SegmentGraph:
 
     def __str__(self) -> str:
         head = [
-            f"  {kind} {value}" for kind in ("inputs", "commons", "params", "buffers") for value in getattr(self, kind)
+            f"  {kind} {value}"
+            for kind in ("inputs", "shared_values", "params", "buffers")
+            for value in getattr(self, kind)
         ]
         tail = [f"  update {buffer} <- {value}" for buffer, value in self.updates]
         return "\n".join([*head, *(f"  {op}" for op in self.ops), *tail, f"  return {', '.join(self.outputs)}"])

@@ -28,8 +28,8 @@ def check_positions(program: Program) -> None:
     known = _constants(prologue, wanted, {})
     for index, graph in enumerate(program.graphs):
         segment = next(one for one in program.segments if one.graph == index)
-        commons = zip((value.name for value in graph.commons), segment.commons, strict=True)
-        given = {local: known[name] for local, name in commons if name in known}
+        shared_values = zip((value.name for value in graph.shared_values), segment.shared_values, strict=True)
+        given = {local: known[name] for local, name in shared_values if name in known}
         _check(graph.bind(segment.scalars).at(program.batch), given)
 
 

@@ -41,7 +41,7 @@ class Segment:
     name: str
     graph: int
     inputs: tuple[str, ...]
-    commons: tuple[str, ...]
+    shared_values: tuple[str, ...]
     params: tuple[str, ...]
     buffers: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -89,7 +89,7 @@ class Program:
     parameters: tuple[Parameter, ...]
     buffers: tuple[Parameter, ...]
     prologue: SegmentGraph
-    commons: tuple[str, ...]
+    shared_values: tuple[str, ...]
     graphs: tuple[SegmentGraph, ...]
     segments: tuple[Segment, ...]
     loss: str
@@ -170,7 +170,7 @@ class Program:
         return "\n".join(lines)
 
     def verify(self) -> None:
-        known = {value.name for value in self.inputs} | set(self.commons)
+        known = {value.name for value in self.inputs} | set(self.shared_values)
         parameters = {parameter.name for parameter in self.parameters}
         buffers = {buffer.name for buffer in self.buffers}
         self.prologue.verify()
@@ -183,11 +183,11 @@ class Program:
                 raise VerifyError(
                     f"segment {segment.name} binds {len(segment.scalars)} scalars", f"{graph.scalars}, as its graph has"
                 )
-            for kind in ("inputs", "commons", "params", "buffers", "outputs"):
+            for kind in ("inputs", "shared_values", "params", "buffers", "outputs"):
                 given, wanted = len(getattr(segment, kind)), len(getattr(graph, kind))
                 if given != wanted:
                     raise VerifyError(f"segment {segment.name} binds {given} {kind}", f"{wanted}, as its graph has")
-            for name in (*segment.inputs, *segment.commons):
+            for name in (*segment.inputs, *segment.shared_values):
                 if name not in known:
                     raise VerifyError(f"segment {segment.name} reads {name!r}", "a value of an earlier segment")
             _subset(segment.name, segment.params, parameters)

@@ -158,9 +158,9 @@ def summary(
     from meshwright.explain.figures import figures
     from meshwright.explain.recommend import limit_bytes, notes
     from meshwright.explain.words import headline
-    from meshwright.rules import served
+    from meshwright.rules import rule_coverage
 
-    found, tiers = plan.predicted, served(program)
+    found, tiers = plan.predicted, rule_coverage(program)
     return {
         "recommendation": headline(plan),
         "expected_error": expected_error(plan),

@@ -21,7 +21,9 @@ def with_parameters(point: FrontierPoint, count: int, mesh: Mesh, given: Configu
     setting = Setting(precision="mixed", microbatches=given.microbatches, reduce=given.reduce)
     price = parameter_price(value, plan, mesh, setting)
     if given.zero == 1 and not given.scatter:
-        price = replace(price, last_s=collective_s("all_reduce", count * ITEM_BYTES[given.reduce], mesh.axes[0]))
+        price = replace(
+            price, reduce_grads_s=collective_s("all_reduce", count * ITEM_BYTES[given.reduce], mesh.axes[0])
+        )
     if given.zero < 2:
         price = _in_whole_buffer(price, given)
     share = given.overlap * (1.0 - (compute_slowdown(mesh.axes[0]) if given.contention else 0.0))
@@ -32,7 +34,7 @@ def _in_whole_buffer(price: ParameterPrice, given: Configuration) -> ParameterPr
     """Of gradients that are added up in one whole buffer of a dtype of its own, and wait there for their reduction."""
     fresh = ITEM_BYTES[given.dtype]
     traffic = (2 * ITEM_BYTES[given.gradients] + fresh) / (2 * ITEM_BYTES["float32"] + fresh)
-    return replace(price, add_s=price.add_s * traffic, late_bytes=0)
+    return replace(price, add_s=price.add_s * traffic, pending_grad_bytes=0)
 
 
 def _state_bytes(price: ParameterPrice, count: int, ranks: int, given: Configuration) -> int:
@@ -48,20 +50,23 @@ def _state_bytes(price: ParameterPrice, count: int, ranks: int, given: Configura
 
 def _added(point: FrontierPoint, price: ParameterPrice, given: Configuration, held: int, share: float) -> FrontierPoint:
     """share: of gathers and reductions, what compute hides."""
-    first_s, last_s = price.first_s * (given.gathers / 2 if given.zero == 3 else 1.0), price.last_s
+    gather_params_s, reduce_grads_s = (
+        price.gather_params_s * (given.gathers / 2 if given.zero == 3 else 1.0),
+        price.reduce_grads_s,
+    )
     return replace(
         point,
         backward_weight_s=point.backward_weight_s + price.add_s / given.microbatches,
-        first_s=point.first_s + first_s,
-        last_s=point.last_s + last_s,
+        gather_params_s=point.gather_params_s + gather_params_s,
+        reduce_grads_s=point.reduce_grads_s + reduce_grads_s,
         step_s=point.step_s + price.step_s,
-        overlappable_s=point.overlappable_s + share * (first_s + last_s),
+        overlappable_s=point.overlappable_s + share * (gather_params_s + reduce_grads_s),
         static_bytes=point.static_bytes + held,
         forward_transient_bytes=point.forward_transient_bytes + price.transient_bytes,
         backward_transient_bytes=point.backward_transient_bytes + price.transient_bytes,
-        again_s=point.again_s + (first_s if given.zero == 3 else 0.0),
-        scatter_s=point.scatter_s + (last_s if given.zero >= 2 else 0.0),
-        late_bytes=point.late_bytes + price.late_bytes,
-        early_bytes=point.early_bytes + price.early_bytes,
+        gather_per_use_s=point.gather_per_use_s + (gather_params_s if given.zero == 3 else 0.0),
+        reduce_per_microbatch_s=point.reduce_per_microbatch_s + (reduce_grads_s if given.zero >= 2 else 0.0),
+        pending_grad_bytes=point.pending_grad_bytes + price.pending_grad_bytes,
+        prefetched_param_bytes=point.prefetched_param_bytes + price.prefetched_param_bytes,
         step_host_s=point.step_host_s + price.step_host_s,
     )

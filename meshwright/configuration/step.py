@@ -149,21 +149,21 @@ class Step:
         alone = name == "loss"  # one op at a time holds anything large, so that gradients replace what forward held
         slower = self.framework.kernels
         forward_s, inputs_s, weights_s = (slower * one for one in cost.whole.under(load))
-        again_s = slower * sum(cost.again[policy].under(load))
+        gather_per_use_s = slower * sum(cost.again[policy].under(load))
         there_s, there_wire_s = self._moved_s(cost, False, meshes)
         back_s, back_wire_s = self._moved_s(cost, True, meshes)
         if policy == "full":
             back_s, back_wire_s = back_s + there_s, back_wire_s + there_wire_s
         host_s = self._host_s(cost)
-        again_host = again_s / forward_s if forward_s else 0.0
+        again_host = gather_per_use_s / forward_s if forward_s else 0.0
         kept = cost.kept_bytes[policy] + (self.layers.stream_bytes if policy in ("full", "ops") else 0)
         back_bytes = (1 if self.given.fused or alone else 2) * cost.working_bytes
         back_bytes += cost.kept_bytes["none"] - cost.kept_bytes[policy]
         point = FrontierPoint(
-            _CHOICE, forward_s + there_s, inputs_s + again_s + back_s, weights_s, 0.0, 0.0, 0.0, 0.0, 0, kept,
+            _CHOICE, forward_s + there_s, inputs_s + gather_per_use_s + back_s, weights_s, 0.0, 0.0, 0.0, 0.0, 0, kept,
             cost.working_bytes, back_bytes,
             forward_host_s=host_s[0], backward_host_s=host_s[1] + again_host * host_s[0],
-            forward_wire_s=there_wire_s, backward_wire_s=back_wire_s, departures=DEPARTURES,
+            forward_wire_s=there_wire_s, backward_wire_s=back_wire_s, grad_buckets=DEPARTURES,
         )  # fmt: skip
         for count, expert in ((cost.weights, False), (cost.expert_weights, True)):
             mesh = meshes.experts if expert else meshes.data
@@ -240,7 +240,7 @@ class Step:
         sums = {one.name: sum(getattr(point, one.name) for point in points) for one in fields(FrontierPoint)[1:]}
         sums["forward_transient_bytes"] = max(point.forward_transient_bytes for point in points)
         sums["backward_transient_bytes"] = max(point.backward_transient_bytes for point in points)
-        sums["departures"], sums["lookup"] = DEPARTURES, False
+        sums["grad_buckets"], sums["lookup"] = DEPARTURES, False
         sums["step_host_s"] = 0.0
         if self.model.tied and stage in (0, self.given.pp - 1):
             shared = self.model.vocab // self.given.tp * self.model.hidden * 4
@@ -326,8 +326,8 @@ def _per_step(row: SegmentCost, scale: float) -> SegmentCost:
     """What happens with every micro-batch, of a step that has fewer of them."""
     return replace(
         row,
-        first_s=row.first_s / scale,
-        last_s=row.last_s / scale,
-        scatter_s=row.scatter_s / scale,
+        gather_params_s=row.gather_params_s / scale,
+        reduce_grads_s=row.reduce_grads_s / scale,
+        reduce_per_microbatch_s=row.reduce_per_microbatch_s / scale,
         overlappable_s=row.overlappable_s / scale,
     )

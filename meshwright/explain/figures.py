@@ -8,7 +8,7 @@ from meshwright.capture.program import Program
 from meshwright.explain.recommend import has_tokens, rate, tokens
 from meshwright.plan import Plan
 from meshwright.profile import backward_flops, forward_flops
-from meshwright.rules import served
+from meshwright.rules import rule_coverage
 
 HALVES = ("bfloat16", "float16")
 
@@ -67,7 +67,7 @@ def loss_dtype(program: Program) -> str:
 
 def unserved(program: Program) -> str:
     """A line that names the ops without a rule; nothing where there are none."""
-    targets = served(program)["fallback"]
+    targets = rule_coverage(program)["fallback"]
     return f"  no rule was found for {', '.join(targets)}: run alike on every device" if targets else ""
 
 

@@ -18,10 +18,10 @@ from meshwright.pins.stages import pipeline_pins
 from meshwright.plan import Plan
 from meshwright.planner.effort import ROUGH
 from meshwright.planner.pipeline.balance import balanced_cuts
-from meshwright.planner.pipeline.meshes import StageMesh, Wires, stage_meshes
+from meshwright.planner.pipeline.meshes import StageMesh, SubmeshLinks, stage_meshes
 from meshwright.planner.pipeline.pins import check_pins
 from meshwright.planner.pipeline.realize import Part, pipeline_plan
-from meshwright.planner.pipeline.sharded_chains import FIRST, Offer, offers
+from meshwright.planner.pipeline.sharded_chains import FIRST, ShardedChain, sharded_chains
 from meshwright.predict import predicted
 from meshwright.predict.step import pipeline_predicted
 from meshwright.price.parameter import Setting
@@ -95,8 +95,8 @@ def pipelines(
 class _Recipes:
     def __init__(self, program: Program, cluster: Cluster, setting: Setting, limit: int, cut: tuple[str, ...]) -> None:
         self.program, self.cluster, self.setting, self.limit, self.cut = program, cluster, setting, limit, cut
-        self.wires = Wires(cluster)
-        self._known: dict[tuple[StageMesh, Setting], list[Offer]] = {}
+        self.submesh_links = SubmeshLinks(cluster)
+        self._known: dict[tuple[StageMesh, Setting], list[ShardedChain]] = {}
 
     def best(self, name: str, inside: list[str] | None) -> Baseline:
         """The fastest that fits; else that of the fewest bytes. inside: pins of every stage; None: the largest
@@ -216,26 +216,30 @@ class _Recipes:
         ends = balanced_cuts([float(one) for one in work], stages)
         firsts = (0, *ends[:-1])
         parts = [Part(a, b, k, *chosen[k]) for k, (a, b) in enumerate(zip(firsts, ends, strict=True))]
-        plan = pipeline_plan(program, self.cluster, parts, "1f1b", setting, self.wires)
+        plan = pipeline_plan(program, self.cluster, parts, "1f1b", setting, self.submesh_links)
         if setting.compile:
             return predicted(replace(plan, compile=True), program)
         return pipeline_predicted(plan, program, exact=False)[0]
 
-    def _chosen(self, found: list[StageMesh], stage: int, stages: int, setting: Setting) -> tuple[StageMesh, Offer]:
+    def _chosen(
+        self, found: list[StageMesh], stage: int, stages: int, setting: Setting
+    ) -> tuple[StageMesh, ShardedChain]:
         """Of the meshes of fewest axes on this stage's kind of devices the fastest."""
         names, size = self.cluster.device_names(), self.cluster.device_count // stages
         kinds = set(names[stage * size : (stage + 1) * size])
         kind = kinds.pop() if len(kinds) == 1 else None
         own = [mesh for mesh in found if mesh.place[1] == kind]
         fewest = min((len(mesh.mesh.axes) for mesh in own), default=0)
-        made = [(mesh, offer) for mesh in own if len(mesh.mesh.axes) == fewest for offer in self._offers(mesh, setting)]
+        made = [
+            (mesh, sharded) for mesh in own if len(mesh.mesh.axes) == fewest for sharded in self._offers(mesh, setting)
+        ]
         if not made:
             raise PlanError(UNEQUAL, "stages of equal devices that the batch divides")
         return min(made, key=lambda one: one[1].step_s)
 
-    def _offers(self, mesh: StageMesh, setting: Setting) -> list[Offer]:
+    def _offers(self, mesh: StageMesh, setting: Setting) -> list[ShardedChain]:
         """The fastest chains on a mesh; stages on meshes of one class share them."""
         key = (mesh, setting)
         if key not in self._known:
-            self._known[key] = offers(self.program, 0, mesh, setting, recompute=False, most_s=0.0)
+            self._known[key] = sharded_chains(self.program, 0, mesh, setting, recompute=False, most_s=0.0)
         return self._known[key]

@@ -27,7 +27,7 @@ from meshwright.planner.model_pins import experts_of
 from meshwright.planner.one_device import one_device_search, room_bytes
 from meshwright.planner.realize import draft
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.search.keep_all import Candidate, Met, anyway, search
+from meshwright.planner.search.keep_all import Candidate, FoundChain, anyway, search
 from meshwright.planner.space.candidates import candidates_on
 from meshwright.predict import predicted
 from meshwright.price.parameter import Setting
@@ -81,7 +81,7 @@ def baselines(
         searched = {way: _candidates(program, cluster, (*way, *cut), setting) for way in ways}
         best, met = _best(name, searched, limit)
         if met is not None and (compile or _is_cheap(best, limit)):
-            plan = predicted(replace(draft(program, cluster, met.chain, met.frontier), compile=compile), program)
+            plan = predicted(replace(draft(program, cluster, met.chain, met.shardings), compile=compile), program)
             ddp = ddp or (plan if name == "DDP" else None)
             best = _priced(best, plan, limit)
         found.append(best)
@@ -119,8 +119,8 @@ def _checkpointed(program: Program, cluster: Cluster, limit: int, way: Way, offe
         return Baseline(name, pins, why=_why(offered))
     for candidate in offered:
         for number in candidate.microbatches:
-            frontier = candidate.frontier(number)
-            plan = draft(program, cluster, chain_at(frontier, 0.0), frontier)
+            shardings = candidate.shardings(number)
+            plan = draft(program, cluster, chain_at(shardings, 0.0), shardings)
             found = refine_by(plan, program, limit, "full")
             if found is not None:
                 return _priced(Baseline(name, pins), found, limit)
@@ -158,11 +158,11 @@ def _candidates(program: Program, cluster: Cluster, pins: tuple[str, ...], setti
         return error
 
 
-def _best(name: str, ways: Mapping[Way, Offered], limit: int) -> tuple[Baseline, Met | None]:
+def _best(name: str, ways: Mapping[Way, Offered], limit: int) -> tuple[Baseline, FoundChain | None]:
     """The fastest of all the ways that fits, in one search; else that of the fewest bytes."""
     offered = [(way, one) for way, found in ways.items() if not isinstance(found, PlanError) for one in found]
     refused = [error for error in ways.values() if isinstance(error, PlanError)]
-    tried: list[tuple[Way, Met]] = []
+    tried: list[tuple[Way, FoundChain]] = []
     try:
         found = search([one for _, one in offered], limit, exactly=False).simplest
         tried += [(offered[found.place][0], found)] if found else []

@@ -86,7 +86,7 @@ def trace(graph: SegmentGraph, device: str = "cpu", kernels: str = "", images: b
             grads[own] = [grad if grad is None else grad.contiguous() for grad in grads[own]]
         return [*(t.detach() for t in results), *grads, *(values[name] for name in made)]
 
-    given = {value.name for value in (*graph.inputs, *graph.commons)} if images else frozenset[str]()
+    given = {value.name for value in (*graph.inputs, *graph.shared_values)} if images else frozenset[str]()
     fakes = [_fake(value, mode, device, value.name in given) for value in arguments]
     fakes += [_fake(known[name], mode, device, images) for name in outputs]
     traced = without_writes(trace_joint(joint, fakes, mode), fakes, mode)

@@ -1,6 +1,6 @@
 """Segment pairs: a sharded segment as two plain functions, made by tracing its joint graph and cutting it.
 
-    forward(inputs, commons, params, buffers) -> outputs, updates, saved
+    forward(inputs, shared_values, params, buffers) -> outputs, updates, saved
     backward(saved, params, output gradients) -> input gradients, parameter gradients
 
 The trace runs on fake tensors, so it allocates nothing; it is the same on every rank.

@@ -42,22 +42,22 @@ def sharded_prologue(program: Program, plan: Plan, stage: Stage | None = None, a
     """What a stage makes of the prologue; of a plan of one stage, all of it."""
     here = stage or plan.stages[0]
     graph = stage_prologue(program, here.first, here.end).at(plan.microbatch)
-    commons = {value.name: Layout.parse(here.inputs[value.name]) for value in graph.commons}
-    made = flow(graph, here.prologue, here.mesh, commons, at)
+    shared_values = {value.name: Layout.parse(here.inputs[value.name]) for value in graph.shared_values}
+    made = flow(graph, here.prologue, here.mesh, shared_values, at)
     return shard(made, tuple(map(Layout.parse, here.prologue.outputs)))
 
 
 def sharded_segment(program: Program, plan: Plan, index: int, batch: int, at: At = None) -> SegmentGraph:
     """One rank's graph of one segment at this batch. Raises PlanError where ranks would have samples of several
     numbers: those are cut evenly."""
-    choice, commons, mesh = plan.choice(index), plan.common_layouts(program, index), plan.stage_of(index).mesh
+    choice, shared_values, mesh = plan.choice(index), plan.common_layouts(program, index), plan.stage_of(index).mesh
     graph = program.graph(program.segments[index])
-    layouts = commons | {
+    layouts = shared_values | {
         value.name: Layout.parse(text) for value, text in zip(graph.inputs, choice.inputs, strict=True)
     }
-    for value in (*graph.inputs, *graph.commons):
+    for value in (*graph.inputs, *graph.shared_values):
         _check_samples(value, layouts[value.name], mesh, batch)
-    return shard(flow(graph.at(batch), choice, mesh, commons, at), tuple(map(Layout.parse, choice.outputs)))
+    return shard(flow(graph.at(batch), choice, mesh, shared_values, at), tuple(map(Layout.parse, choice.outputs)))
 
 
 def _check_samples(value: Value, layout: Layout, mesh: Mesh, batch: int) -> None:
@@ -84,9 +84,9 @@ def _sharded(program: Program, plan: Plan, indices: Iterable[int], at: At = None
     made: dict[object, SegmentGraph] = {}
     found = {}
     for index in indices:
-        commons = plan.common_layouts(program, index)
+        shared_values = plan.common_layouts(program, index)
         mesh = plan.stage_of(index).mesh
-        key = (plan.segments[index], tuple(commons.items()), program.segments[index].scalars, mesh)
+        key = (plan.segments[index], tuple(shared_values.items()), program.segments[index].scalars, mesh)
         if key not in made:
             made[key] = sharded_segment(program, plan, index, plan.microbatch, at)
         found[index] = made[key]

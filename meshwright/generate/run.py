@@ -67,11 +67,11 @@ def join(program: Program, first: int, members: Sequence[Member]) -> Joined:
         made.add(f"s{place}_", segment, member)
     outputs = {n: made.values[n] for segment in segments for n in segment.outputs if n in outside}
     bound = Segment(
-        f"{segments[0].name} to {segments[-1].name}", -1, tuple(made.inputs), tuple(made.commons), tuple(made.params),
-        tuple(made.buffers), tuple(outputs),
+        f"{segments[0].name} to {segments[-1].name}", -1, tuple(made.inputs), tuple(made.shared_values),
+        tuple(made.params), tuple(made.buffers), tuple(outputs),
     )  # fmt: skip
     graph = SegmentGraph(
-        tuple(made.inputs.values()), tuple(made.commons.values()), tuple(made.params.values()),
+        tuple(made.inputs.values()), tuple(made.shared_values.values()), tuple(made.params.values()),
         tuple(made.buffers.values()), tuple(made.ops), tuple(outputs.values()), tuple(made.updates),
     )  # fmt: skip
     recompute = tuple(name for name in made.recompute if name not in made.handed)
@@ -84,7 +84,7 @@ class _Joining:
 
     def __init__(self) -> None:
         self.inputs: dict[str, Value] = {}
-        self.commons: dict[str, Value] = {}
+        self.shared_values: dict[str, Value] = {}
         self.params: dict[str, Value] = {}
         self.buffers: dict[str, Value] = {}
         self.values: dict[str, str] = {}
@@ -106,7 +106,11 @@ class _Joining:
                     self.handed[self.storages[own[value.name]]] = None
             else:
                 own[value.name] = _bind(self.inputs, prefix, name, value)
-        for kind, names in (("commons", segment.commons), ("params", segment.params), ("buffers", segment.buffers)):
+        for kind, names in (
+            ("shared_values", segment.shared_values),
+            ("params", segment.params),
+            ("buffers", segment.buffers),
+        ):
             for value, name in zip(getattr(graph, kind), names, strict=True):
                 own[value.name] = _bind(getattr(self, kind), prefix, name, value)
         self.reads += [name for name in dict.fromkeys(segment.inputs) if name not in self.values]

@@ -46,7 +46,7 @@ def shard(found: Flow, outputs: tuple[Layout, ...]) -> SegmentGraph:
 
     sharded = SegmentGraph(
         local(graph.inputs),
-        local(graph.commons),
+        local(graph.shared_values),
         local(graph.params),
         local(graph.buffers),
         tuple(ops),

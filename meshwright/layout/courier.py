@@ -44,7 +44,7 @@ class Task:
             raise self._error
 
 
-class Courier:
+class BackgroundWaiter:
     """A thread that takes tasks in the order in which they are given."""
 
     def __init__(self) -> None:

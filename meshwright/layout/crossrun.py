@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.errors import LayoutError
-from meshwright.layout.courier import Courier, Task
+from meshwright.layout.courier import BackgroundWaiter, Task
 from meshwright.layout.crossmesh import Box, Move, Route
 from meshwright.layout.record import note_bytes
 
@@ -51,7 +51,7 @@ class Channel:
     threaded: bool = False
     sent: Counter[int] = field(default_factory=Counter)
     received: Counter[int] = field(default_factory=Counter)
-    couriers: dict[tuple[int, ...], Courier] = field(default_factory=dict)
+    couriers: dict[tuple[int, ...], BackgroundWaiter] = field(default_factory=dict)
 
     def to(self, rank: int) -> Way:
         """Of the next message to a rank."""
@@ -63,10 +63,10 @@ class Channel:
         self.received[rank] += 1
         return Way(rank, self._group(dist.get_rank() < rank), self._tag(self.received[rank]))
 
-    def courier(self, ends: tuple[int, ...]) -> Courier:
+    def courier(self, ends: tuple[int, ...]) -> BackgroundWaiter:
         """The one for all that goes between these ranks: it comes in order there, so none waits for a later one."""
         if ends not in self.couriers:
-            self.couriers[ends] = Courier()
+            self.couriers[ends] = BackgroundWaiter()
         return self.couriers[ends]
 
     def _group(self, down: bool) -> dist.ProcessGroup | None:

@@ -30,53 +30,59 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class FrontierPoint:
-    """Seconds and bytes of a segment on one device of the mesh.
+    """Seconds and bytes of one segment on one device of the mesh.
 
-    forward_s, backward_input_s, backward_weight_s: per micro-batch. first_s, last_s, step_s: once per step
-    (parameter gathers, gradient reduction, optimizer). overlappable_s: the part of first_s and last_s that the runtime
-    overlaps compute. resident_bytes: kept per micro-batch in flight. static_bytes: parameters, gradients,
-    optimizer. transients: on top, while the segment runs.
-
-    again_s: the part of first_s that is paid at each use, scatter_s: that of last_s after each micro-batch; both of a
-    whole step. late_bytes: what gradients take beyond their storage until they are reduced. early_bytes: what
-    parameters that are gathered at each use take while another segment still runs. The host's seconds of asking for it
-    all: forward_host_s, backward_host_s per micro-batch, step_host_s per step; zero on a CPU. forward_wire_s,
-    backward_wire_s: of forward_s and backward_s, collectives on links that the parameters use too. lookup: backward
-    reads no parameter. departures: in how many parts its gradients leave, one after the other while backward runs.
-    carried_s: of overlappable_s, what the cores that compute carry themselves: it takes their time whenever it runs.
-    slowed_s: per micro-batch, what compute takes longer while the rest of it runs (`cluster.contention`).
+    forward_s, backward_input_s, backward_weight_s: seconds of each pass, per micro-batch.
+    gather_params_s: parameter gathers, per step.
+    reduce_grads_s: gradient reductions, per step.
+    step_s: the optimizer, per step.
+    overlappable_s: the part of gather_params_s and reduce_grads_s that the runtime overlaps with compute.
+    static_bytes: parameters, gradients and optimizer state.
+    resident_bytes: activations kept, per micro-batch in flight.
+    forward_transient_bytes, backward_transient_bytes: used on top while the pass runs.
+    gather_per_use_s: the part of gather_params_s that is paid at each use (ZeRO-3), summed over a step.
+    reduce_per_microbatch_s: the part of reduce_grads_s that is paid after each micro-batch, summed over a step.
+    pending_grad_bytes: what gradients take beyond their storage until they are reduced.
+    prefetched_param_bytes: what parameters gathered at each use take while another segment still runs.
+    forward_host_s, backward_host_s: the host's seconds of launching a pass, per micro-batch; zero on a CPU.
+    step_host_s: the host's seconds of launching the rest, per step.
+    forward_wire_s, backward_wire_s: the part of a pass that is collectives on links which the parameters use too.
+    lookup: backward reads no parameter (an embedding).
+    grad_buckets: equal parts in which gradients leave while backward runs.
+    core_driven_comm_s: the part of overlappable_s that takes the time of the cores that compute.
+    slowed_s: how much longer compute takes beside the rest of it, per micro-batch (`cluster.contention`).
     """
 
     choice: Choice
     forward_s: float
     backward_input_s: float
     backward_weight_s: float
-    first_s: float
-    last_s: float
+    gather_params_s: float
+    reduce_grads_s: float
     step_s: float
     overlappable_s: float
     static_bytes: int
     resident_bytes: int
     forward_transient_bytes: int
     backward_transient_bytes: int
-    again_s: float = 0.0
-    scatter_s: float = 0.0
-    late_bytes: int = 0
-    early_bytes: int = 0
+    gather_per_use_s: float = 0.0
+    reduce_per_microbatch_s: float = 0.0
+    pending_grad_bytes: int = 0
+    prefetched_param_bytes: int = 0
     forward_host_s: float = 0.0
     backward_host_s: float = 0.0
     step_host_s: float = 0.0
     forward_wire_s: float = 0.0
     backward_wire_s: float = 0.0
     lookup: bool = False
-    departures: int = 1
-    carried_s: float = 0.0
+    grad_buckets: int = 1
+    core_driven_comm_s: float = 0.0
     slowed_s: float = 0.0
 
     @property
-    def hideable_s(self) -> float:
-        """What compute may hide."""
-        return max(0.0, self.overlappable_s - self.carried_s)
+    def async_comm_s(self) -> float:
+        """Gathers and reductions that can hide behind compute."""
+        return max(0.0, self.overlappable_s - self.core_driven_comm_s)
 
     @property
     def backward_s(self) -> float:
@@ -85,7 +91,9 @@ class FrontierPoint:
 
     def seconds(self, microbatches: int = 1) -> float:
         """One step of so many micro-batches with nothing overlapped."""
-        return microbatches * (self.forward_s + self.backward_s) + self.first_s + self.last_s + self.step_s
+        return (
+            microbatches * (self.forward_s + self.backward_s) + self.gather_params_s + self.reduce_grads_s + self.step_s
+        )
 
     @property
     def held_bytes(self) -> int:

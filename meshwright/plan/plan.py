@@ -19,11 +19,11 @@ from meshwright.layout import Layout
 from meshwright.methods import method
 from meshwright.plan.frontier import Choice
 from meshwright.plan.grouped import grouped
-from meshwright.plan.loaded import check_fields, check_loaded
 from meshwright.plan.records import InputPlan, ParameterPlan, Prediction, Stage, StageLink
 from meshwright.plan.search_log import SearchLog
-from meshwright.plan.stages import stage_commons
+from meshwright.plan.stages import stage_shared_values
 from meshwright.plan.upgrade import OLDEST
+from meshwright.plan.validate import check_fields, check_loaded
 
 SCHEMA = 3
 WRITTEN = "JSON written by `meshwright plan -o`"
@@ -174,13 +174,13 @@ class Plan:
 
     def common_layouts(self, program: Program, segment: int) -> dict[str, Layout]:
         """The layouts of a segment's common values, under their local names."""
-        if not program.segments[segment].commons:
+        if not program.segments[segment].shared_values:
             return {}
         stage = self.stage_of(segment)
-        names = stage_commons(program, stage.first, stage.end)
+        names = stage_shared_values(program, stage.first, stage.end)
         made = stage.inputs | dict(zip(names, stage.prologue.outputs, strict=True))
         bound = program.segments[segment]
-        pairs = zip(program.graph(bound).commons, bound.commons, strict=True)
+        pairs = zip(program.graph(bound).shared_values, bound.shared_values, strict=True)
         return {value.name: Layout.parse(made[name]) for value, name in pairs}
 
     def to_json(self) -> bytes:

@@ -54,7 +54,7 @@ class Stage:
     """Segments [first, end) on one mesh, whose ranks are numbers of processes.
 
     inputs: the layout in which its ranks read each batch tensor that they need. prologue: how the common values that
-    its segments read are made there, in the order of `stage_commons`. tied_replicas: weights that an earlier
+    its segments read are made there, in the order of `stage_shared_values`. tied_replicas: weights that an earlier
     stage owns and that this one reads too, with the layout it computes in.
     """
 

@@ -23,6 +23,6 @@ def dump_problem(plan: Plan, program: Program, path: str) -> None:
         raise PlanError(f"--dump-problem of a plan of {len(plan.groups)} stages", "one stage", "add --pin pp=1")
     rest = pipeline_pins(pinned_offload(pinned_method(plan.pins)[1])[1]).rest
     setting = Setting(plan.optimizer, plan.precision)
-    frontier = candidates_on(program, [plan.mesh], rest, setting)[0].frontier(plan.microbatches)
+    shardings = candidates_on(program, [plan.mesh], rest, setting)[0].shardings(plan.microbatches)
     limit = plan.mesh.device.limit_bytes(plan.memory_bytes, plan.headroom)
-    dump(split_intervals(whole_problem(frontier, limit)), path)
+    dump(split_intervals(whole_problem(shardings, limit)), path)

@@ -34,7 +34,7 @@ from meshwright.planner.search_log import SearchRecorder
 from meshwright.planner.space.candidates import candidates_on
 from meshwright.predict.pieces import stage_pieces
 from meshwright.price.parameter import Setting
-from meshwright.remat.curve import Kept, fastest_way, kept_curve
+from meshwright.remat.curve import RematPoint, fastest_way, kept_curve
 from meshwright.remat.traced import traced_for
 
 LOSS, LOSS_BYTES = 0.02, 400 << 20
@@ -185,7 +185,7 @@ class _Search:
     hosted: Cluster | None = None
     loose: set[int] = field(default_factory=set)
     known: dict[int, Curves] = field(default_factory=dict)
-    timed: dict[int, list[Kept]] = field(default_factory=dict)
+    timed: dict[int, list[RematPoint]] = field(default_factory=dict)
 
     def curves(self, number: int) -> Curves:
         if number not in self.known:
@@ -314,7 +314,7 @@ class _Search:
         points = [piece.point for piece in stage_pieces(plan, self.program, 0)]
         return max(passes_s + sum(one.step_s for one in points), host_s + sum(one.step_host_s for one in points))
 
-    def ways(self, number: int) -> list[Kept]:
+    def ways(self, number: int) -> list[RematPoint]:
         """The fastest of each segment in so many micro-batches, in no chunks, with all the memory it wants."""
         if number not in self.timed:
             plan = _base(self.program, self.mesh, self.cluster, self.setting, number)

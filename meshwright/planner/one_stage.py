@@ -39,10 +39,10 @@ from meshwright.planner.memory.offload import can_offload
 from meshwright.planner.realize import assemble, draft
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.joint import joint_search
-from meshwright.planner.search.keep_all import Candidate, Found, anyway, search
+from meshwright.planner.search.keep_all import Candidate, SearchResult, anyway, search
 from meshwright.planner.search.proof import prove
 from meshwright.planner.search_log import SearchRecorder
-from meshwright.planner.sharding.model import Frontier
+from meshwright.planner.sharding.model import ShardingModel
 from meshwright.planner.space.candidates import candidates_on, tight_candidates
 
 ROUNDING = 1e-12
@@ -69,7 +69,7 @@ class OneStageSearch:
         self.jointly: list[Candidate] = []
         self.refused: PlanError | None = None
 
-    def keep_all(self, best: Plan | None, must: bool) -> Found | None:
+    def keep_all(self, best: Plan | None, must: bool) -> SearchResult | None:
         """Everything kept; None where no mesh allows the pins. must: which is an error at once."""
         limit_s = best.predicted.step_s if best else inf
         try:
@@ -109,7 +109,7 @@ class OneStageSearch:
             self.refused = error
         self.jointly = self.first
 
-    def search(self, best: Plan | None, found: Found) -> tuple[Plan | None, float]:
+    def search(self, best: Plan | None, found: SearchResult) -> tuple[Plan | None, float]:
         """(the fastest that fits, `best` if none is faster; a bound on all of them). found: everything kept."""
         budget = self.budget
         limit_s = (best.predicted.step_s if best else inf) * (1 + self.simpler_within)
@@ -152,7 +152,7 @@ class OneStageSearch:
         )
         return best, max(bound_s, proven_s)
 
-    def found(self, budget_bytes: int, limit_s: float = inf, quick: bool = False) -> Found:
+    def found(self, budget_bytes: int, limit_s: float = inf, quick: bool = False) -> SearchResult:
         """Everything kept, on all meshes that the pins allow."""
         self.meshes = allowed_meshes(self.cluster, self.pins, self.max_axes)
         self.candidates = candidates_on(self.program, self.meshes, self.pins, self.setting, few=self.few)
@@ -160,15 +160,15 @@ class OneStageSearch:
             self.candidates, budget_bytes, self.log, limit_s, same=self.simpler_within, quick=quick, gap=self.gap
         )
 
-    def _jointly(self, budget: int, best: Plan | None, found: Found) -> tuple[Plan | None, float]:
+    def _jointly(self, budget: int, best: Plan | None, found: SearchResult) -> tuple[Plan | None, float]:
         """Sharding and recomputation where memory binds, on meshes of more than two axes for the most promising few."""
-        known_s = best.predicted.step_s if best else float("inf")
+        incumbent_s = best.predicted.step_s if best else float("inf")
         candidates = [one.below(found.slower.get(place)) for place, one in enumerate(self.candidates)]
         first = [candidates[place] for place in sorted(found.tight) if not candidates[place].later]
         later = sorted((found.floors[place], place) for place in found.tight if candidates[place].later)
         kept: dict[str, Any] = {"drop": lambda: None}  # they are few, and asked again and again
         chosen = [
-            replace(candidates[place], **kept) for floor, place in later[: self.effort.refined] if floor < known_s
+            replace(candidates[place], **kept) for floor, place in later[: self.effort.refined] if floor < incumbent_s
         ]
         self.jointly = first + chosen
         best, bound_s = joint_search(
@@ -185,13 +185,13 @@ class OneStageSearch:
         )
         return best, min([bound_s, *(floor for floor, _ in later[self.effort.refined :])])
 
-    def written(self, chain: Chain, frontier: Frontier) -> Plan:
-        return replace(assemble(self.program, self.cluster, chain, frontier), **self.given)
+    def written(self, chain: Chain, shardings: ShardingModel) -> Plan:
+        return replace(assemble(self.program, self.cluster, chain, shardings), **self.given)
 
-    def drafted(self, chain: Chain, frontier: Frontier) -> Plan:
-        return replace(draft(self.program, self.cluster, chain, frontier), **self.given)
+    def drafted(self, chain: Chain, shardings: ShardingModel) -> Plan:
+        return replace(draft(self.program, self.cluster, chain, shardings), **self.given)
 
-    def anyway(self) -> tuple[Chain, Frontier] | None:
+    def anyway(self) -> tuple[Chain, ShardingModel] | None:
         """The fastest of the most micro-batches, whether it fits or not."""
         return anyway(self.candidates).best
 
@@ -240,7 +240,7 @@ class OneStageSearch:
         """Of these, those that a refusal asks first: all for an exact one, else the one whose chain holds least."""
         if self._exact or len(self.first) == 1:
             return self.first
-        return [min(self.first, key=lambda one: least_bytes(one.frontier(one.microbatches[-1])))]
+        return [min(self.first, key=lambda one: least_bytes(one.shardings(one.microbatches[-1])))]
 
     @property
     def first(self) -> list[Candidate]:

@@ -20,9 +20,9 @@ from meshwright.pins.offload import pinned_offload
 from meshwright.pins.parts import pin_parts
 from meshwright.pins.stages import PipelinePins, pipeline_pins
 from meshwright.plan import Plan
-from meshwright.plan.loaded import preset_named
 from meshwright.plan.recent import remember
 from meshwright.plan.search_log import INTERRUPTED
+from meshwright.plan.validate import preset_named
 from meshwright.planner.axis_names import name_axes
 from meshwright.planner.compiled import compiled_plan
 from meshwright.planner.effort import MOST_UNITS, SIMPLER_WITHIN, check_part, effort_of, headroom_of
@@ -43,7 +43,7 @@ from meshwright.planner.request import MOST_DEVICES, PlanRequest
 from meshwright.planner.search_log import Progress, SearchRecorder
 from meshwright.predict import predicted
 from meshwright.price.parameter import Setting
-from meshwright.rules import served, warn_of_fallbacks
+from meshwright.rules import rule_coverage, warn_of_fallbacks
 
 
 def make_plan(
@@ -224,7 +224,7 @@ def _refusal(request: PlanRequest, whole: OneStageSearch, asked: PipelinePins, a
 
 def _finished(plan: Plan, program: Program) -> Plan:
     """With its axes named after what they do, what gave each op its rule, and the sizes of weights."""
-    rules: dict[str, tuple[str, ...]] = {tier: targets for tier, targets in served(program).items() if targets}
+    rules: dict[str, tuple[str, ...]] = {tier: targets for tier, targets in rule_coverage(program).items() if targets}
     named = replace(name_axes(program, plan), rules=rules, weight_bytes=program.weight_bytes())
     named.verify()
     remember(named.fingerprint, program)
@@ -252,8 +252,8 @@ def _searched(
     bound_s = min(bound_s, whole_s)
     if staged and early and not (STOP.asked and plan):
         alone = plan is not None and len(plan.stages) == 1
-        known_s = plan.predicted.step_s * (1 - max(whole.simpler_within, whole.gap)) if plan and alone else inf
-        several, several_s = staged.finish(known_s)
+        incumbent_s = plan.predicted.step_s * (1 - max(whole.simpler_within, whole.gap)) if plan and alone else inf
+        several, several_s = staged.finish(incumbent_s)
         plan, bound_s = several or plan, min(bound_s, several_s)
     return plan, bound_s
 

@@ -6,20 +6,20 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
 from meshwright.plan import Choice, ParameterPlan, Plan, Stage
 from meshwright.planner.chain.mix import Chain
-from meshwright.planner.sharding.model import Frontier, Point
+from meshwright.planner.sharding.model import Point, ShardingModel
 from meshwright.planner.space.input_layouts import input_layouts, input_plans
 from meshwright.predict import predicted
 from meshwright.predict.fast import quick_prediction
 
 
-def assemble(program: Program, cluster: Cluster, chain: Chain, frontier: Frontier) -> Plan:
+def assemble(program: Program, cluster: Cluster, chain: Chain, shardings: ShardingModel) -> Plan:
     """Model reference, memory limit and pins are the caller's to add."""
-    return predicted(draft(program, cluster, chain, frontier), program)
+    return predicted(draft(program, cluster, chain, shardings), program)
 
 
-def draft(program: Program, cluster: Cluster, chain: Chain, frontier: Frontier) -> Plan:
+def draft(program: Program, cluster: Cluster, chain: Chain, shardings: ShardingModel) -> Plan:
     """The same with what the search knows of it, for what is to be changed further."""
-    mesh, small = frontier.mesh, frontier.program
+    mesh, small = shardings.mesh, shardings.program
     choices: list[Choice] = []
     for point in chain.points:
         if point.point.choice not in choices:
@@ -37,9 +37,9 @@ def draft(program: Program, cluster: Cluster, chain: Chain, frontier: Frontier) 
         parameters=_parameters(program, chain.points),
         predicted=quick_prediction([point.point for point in chain.points], chain.microbatches, exact_peak=False),
         microbatches=chain.microbatches,
-        precision=frontier.setting.precision,
-        optimizer=frontier.setting.optimizer,
-        compile=frontier.setting.compile,
+        precision=shardings.setting.precision,
+        optimizer=shardings.setting.optimizer,
+        compile=shardings.setting.compile,
     )
 
 

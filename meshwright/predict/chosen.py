@@ -16,7 +16,7 @@ from meshwright.generate.joint import Joint, label
 from meshwright.generate.program import sharded_segment, sharded_segments
 from meshwright.plan import Choice, Plan
 from meshwright.predict.ways import bare, with_choices
-from meshwright.remat.curve import Kept
+from meshwright.remat.curve import RematPoint
 from meshwright.remat.inner import inner_way
 from meshwright.remat.tail import tail_way
 from meshwright.remat.traced import Tracer, traced_for
@@ -27,11 +27,11 @@ from meshwright.remat.way import cut_way
 class Chosen:
     """Of one segment: all kept, and as the plan has it."""
 
-    whole: Kept
-    way: Kept
+    whole: RematPoint
+    way: RematPoint
 
     @property
-    def again_s(self) -> float:
+    def gather_per_use_s(self) -> float:
         """What the way takes longer."""
         return max(0.0, self.way.seconds - self.whole.seconds)
 
@@ -41,10 +41,10 @@ def chosen_ways(plan: Plan, program: Program) -> list[Chosen]:
     return _Ways(plan, program).found()
 
 
-def passing_ways(plan: Plan, program: Program) -> list[Kept]:
+def passing_ways(plan: Plan, program: Program) -> list[RematPoint]:
     """Of every segment, the way that keeps nothing it can recompute: what a pass holds while it runs."""
     ways = _Ways(plan, program)
-    known: dict[int, Kept] = {}
+    known: dict[int, RematPoint] = {}
     for graph in ways.graphs:
         if id(graph) not in known:
             joint = ways.traced(graph)
@@ -62,7 +62,7 @@ class _Ways:
         device = plan.mesh.device
         self.traced: Tracer = traced_for(device)
         self.costs = NodeCosts(device, plan.compile, plan.mesh)
-        self.known: dict[object, Kept] = {}
+        self.known: dict[object, RematPoint] = {}
         self.saves: dict[object, frozenset[str]] = {}
 
     def found(self) -> list[Chosen]:
@@ -103,14 +103,14 @@ class _Ways:
         pairs = zip(self.program.segments[index].inputs, self.graphs[index].inputs, strict=True)
         return {name: label(value.name) for name, value in pairs if label(value.name) in saved}
 
-    def _cut(self, index: int, choice: Choice, held: tuple[str, ...]) -> Kept:
+    def _cut(self, index: int, choice: Choice, held: tuple[str, ...]) -> RematPoint:
         graph = self.graphs[index]
         key = (id(graph), choice.recompute, choice.keep, held)
         if key not in self.known:
             self.known[key] = cut_way(self.traced(graph), self.costs, choice.recompute, choice.keep, held)
         return self.known[key]
 
-    def _way(self, index: int, choice: Choice, held: tuple[str, ...]) -> Kept:
+    def _way(self, index: int, choice: Choice, held: tuple[str, ...]) -> RematPoint:
         graph, last = self.graphs[index], index == len(self.graphs) - 1
         key = (id(graph), choice.recompute, choice.keep, choice.chunks, choice.offload, held)
         if key not in self.known:
@@ -120,7 +120,7 @@ class _Ways:
                 self.known[key] = _away(self.traced(graph), choice.offload, self._cut(index, choice, held))
         return self.known[key]
 
-    def _tail(self, index: int, choice: Choice) -> Kept:
+    def _tail(self, index: int, choice: Choice) -> RematPoint:
         check_chunkable(self.program, choice.chunks, self.plan.microbatch)
         part = sharded_segment(self.program, self.bare, index, self.plan.microbatch // choice.chunks)
         found = tail_way(self.graphs[index], part, choice.chunks, self.costs, self.traced)
@@ -132,16 +132,16 @@ class _Ways:
             )
         return found
 
-    def _inner(self, index: int, choice: Choice, held: tuple[str, ...]) -> Kept:
+    def _inner(self, index: int, choice: Choice, held: tuple[str, ...]) -> RematPoint:
         check_inner_chunks(self.program, index, choice.chunks, self.plan.microbatch)
         part = self.traced(sharded_segment(self.program, self.bare, index, self.plan.microbatch // choice.chunks))
         whole = self.traced(self.graphs[index])
         return inner_way(whole, part, self._cut(index, choice, held), choice.chunks, self.costs)
 
 
-def _away(joint: Joint, names: tuple[str, ...], kept: Kept) -> Kept:
+def _away(joint: Joint, names: tuple[str, ...], kept: RematPoint) -> RematPoint:
     """With these values on the host between forward and backward; seconds are those of the simulator's lanes."""
     if not names:
         return kept
     moved = sum(storage_bytes(node) for node, name in joint.names.items() if name in names)
-    return replace(kept, offload=names, away_bytes=moved, resident_bytes=kept.resident_bytes - moved)
+    return replace(kept, offload=names, offloaded_bytes=moved, resident_bytes=kept.resident_bytes - moved)

@@ -60,11 +60,13 @@ def _compiled_costs(
         kept, whole = way_of(plan, program, stage, index), way_of(plan, program, stage, index, whole=True)
         traced.append(piece.traced(kept))
         cost, recomputes = traced[-1].cost(plan.microbatches), bool(plan.choice(index).recompute)
-        again_s = min(max(0.0, kept.seconds - whole.seconds), traced[-1].point.backward_input_s) if recomputes else 0.0
+        gather_per_use_s = (
+            min(max(0.0, kept.seconds - whole.seconds), traced[-1].point.backward_input_s) if recomputes else 0.0
+        )
         made = replace(
             cost,
-            backward_input_s=cost.backward_input_s - again_s,
-            recompute_s=again_s,
+            backward_input_s=cost.backward_input_s - gather_per_use_s,
+            recompute_s=gather_per_use_s,
             resident_bytes=kept.resident_bytes,
             forward_transient_bytes=kept.forward_transient_bytes + piece.gathered,
             backward_transient_bytes=kept.backward_transient_bytes + piece.gathered,
@@ -74,12 +76,12 @@ def _compiled_costs(
     return found, traced, [0.0] * len(found)
 
 
-def _hosted(costs: list[SegmentCost], pieces: list[Piece], again_s: list[float]) -> list[SegmentCost]:
+def _hosted(costs: list[SegmentCost], pieces: list[Piece], gather_per_use_s: list[float]) -> list[SegmentCost]:
     """A stage whose device waits for its host takes what the host needs."""
     if not any(piece.point.forward_host_s or piece.point.step_host_s for piece in pieces):
         return costs
     asked = []
-    for cost, piece, more_s in zip(costs, pieces, again_s, strict=True):
+    for cost, piece, more_s in zip(costs, pieces, gather_per_use_s, strict=True):
         point, again = piece.point, more_s / piece.point.forward_s if piece.point.forward_s else 0.0
         forward_s, backward_s = point.forward_host_s * (1.0 + again), point.backward_host_s
         asked.append(replace(cost, forward_host_s=forward_s, backward_host_s=backward_s, step_host_s=point.step_host_s))

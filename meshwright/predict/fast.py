@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from meshwright.plan import FrontierPoint, Prediction
-from meshwright.price.overlap import host_waits_s, late_bytes, overlapped
+from meshwright.price.overlap import host_waits_s, overlapped, pending_grad_bytes
 
 NOTHING = Prediction(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0.0)
 """Of a plan that is yet to be predicted."""
@@ -35,14 +35,14 @@ def quick_prediction(
             for before, point, more in zip(held, points, later, strict=True)
         ]
         peak = static + max(*runs, made)
-    peak += late_bytes(points, microbatches)
+    peak += pending_grad_bytes(points, microbatches)
     alone_s, step_s = sum(point.seconds(microbatches) for point in points), overlapped(points, microbatches)
     host_s = host_waits_s(points, microbatches)
     return Prediction(
         step_s=step_s,
         forward_s=microbatches * sum(point.forward_s for point in points),
         backward_s=microbatches * sum(point.backward_s for point in points),
-        parameters_s=sum(point.first_s + point.last_s for point in points),
+        parameters_s=sum(point.gather_params_s + point.reduce_grads_s for point in points),
         communication_s=0.0,
         optimizer_s=sum(point.step_s for point in points),
         static_bytes=static,

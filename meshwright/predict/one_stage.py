@@ -51,11 +51,11 @@ def _cost(plan: Plan, index: int, piece: Piece, chosen: Chosen, gradients: int) 
     piece = piece.traced(way) if is_traced(plan) else piece
     point = piece.point
     found = _timed(plan, piece.with_hosted(SegmentCost.of(point)), chosen)
-    waits = micro == 1 or point.scatter_s > 0  # else gradients are summed among the static bytes
+    waits = micro == 1 or point.reduce_per_microbatch_s > 0  # else gradients are summed among the static bytes
     more_s = _more_gathers_s(plan, index, piece)
     return replace(
         found,
-        first_s=found.first_s + more_s,
+        gather_params_s=found.gather_params_s + more_s,
         link_s=piece.link_s,
         overlappable_s=found.overlappable_s + more_s if found.overlappable_s else 0.0,
         resident_bytes=way.resident_bytes,
@@ -63,24 +63,24 @@ def _cost(plan: Plan, index: int, piece: Piece, chosen: Chosen, gradients: int) 
         backward_transient_bytes=way.backward_transient_bytes + piece.gathered,
         gradient_bytes=gradients,
         added_bytes=way.added_bytes,
-        late_bytes=point.late_bytes if waits else 0,
-        departures=1 if way.chunks > 1 or plan.compile else point.departures,
+        pending_grad_bytes=point.pending_grad_bytes if waits else 0,
+        grad_buckets=1 if way.chunks > 1 or plan.compile else point.grad_buckets,
     )
 
 
 def _timed(plan: Plan, found: SegmentCost, chosen: Chosen) -> SegmentCost:
     """With what is recomputed, unless that is in the seconds already, and what copies to the host take of memory."""
-    way, again_s, slower, call_s = chosen.way, 0.0 if is_traced(plan) else chosen.again_s, 0.0, 0.0
-    more_host_s = found.forward_host_s * (again_s / found.forward_s if found.forward_s else 0.0)
-    copies = copies_of(plan.mesh.device) if way.away_bytes else None
-    found = replace(found, away_bytes=way.away_bytes)
+    way, gather_per_use_s, slower, call_s = chosen.way, 0.0 if is_traced(plan) else chosen.gather_per_use_s, 0.0, 0.0
+    more_host_s = found.forward_host_s * (gather_per_use_s / found.forward_s if found.forward_s else 0.0)
+    copies = copies_of(plan.mesh.device) if way.offloaded_bytes else None
+    found = replace(found, offloaded_bytes=way.offloaded_bytes)
     if copies is not None:
-        slower, call_s = way.away_bytes / copies.memory_rate, len(way.offload) * copies.call_s
-        found = replace(found, away_s=way.away_bytes / copies.rate)
+        slower, call_s = way.offloaded_bytes / copies.memory_rate, len(way.offload) * copies.call_s
+        found = replace(found, away_s=way.offloaded_bytes / copies.rate)
     return replace(
         found,
         forward_s=found.forward_s + slower,
-        backward_input_s=found.backward_input_s + again_s + slower,
+        backward_input_s=found.backward_input_s + gather_per_use_s + slower,
         forward_host_s=found.forward_host_s + call_s,
         backward_host_s=found.backward_host_s + more_host_s + call_s,
     )
@@ -88,11 +88,11 @@ def _timed(plan: Plan, found: SegmentCost, chosen: Chosen) -> SegmentCost:
 
 def _more_gathers_s(plan: Plan, index: int, piece: Piece) -> float:
     """What a nested order gathers more often than a step that runs every segment once."""
-    if not plan.order or not piece.point.again_s:
+    if not plan.order or not piece.point.gather_per_use_s:
         return 0.0
     uses = chain_uses((index,), len(plan.segments), plan.microbatches, (index,) if piece.point.lookup else ())
-    once_s = piece.point.again_s / round(2 * plan.microbatches * uses)
-    return once_s * gathers_of(plan.order, index, plan.microbatches) - piece.point.again_s
+    once_s = piece.point.gather_per_use_s / round(2 * plan.microbatches * uses)
+    return once_s * gathers_of(plan.order, index, plan.microbatches) - piece.point.gather_per_use_s
 
 
 def gradients_of(plan: Plan, program: Program) -> list[int]:

@@ -16,7 +16,7 @@ from meshwright.price.parameter import Setting, chain_uses
 from meshwright.price.segment import parameter_prices, price_segment
 from meshwright.price.tied_replica import TiedReplicaPrice, gradient_bytes, tied_replica_price
 from meshwright.profile.lookup import lookup_segments
-from meshwright.remat.curve import Kept
+from meshwright.remat.curve import RematPoint
 from meshwright.simulate import SegmentCost
 
 
@@ -51,7 +51,7 @@ class Piece:
             state_bytes=self.hosted.moved_bytes,
         )
 
-    def traced(self, way: Kept) -> Piece:
+    def traced(self, way: RematPoint) -> Piece:
         """With the seconds of its traced pair instead of its ops', on the device and on the host."""
         weight_s = min(way.weight_s, way.backward_s)
         point = replace(
@@ -64,7 +64,7 @@ class Piece:
         )
         return replace(self, point=point)
 
-    def cost(self, microbatches: int, ways: tuple[Kept, ...] = (), kept: Kept | None = None) -> SegmentCost:
+    def cost(self, microbatches: int, ways: tuple[RematPoint, ...] = (), kept: RematPoint | None = None) -> SegmentCost:
         """As the simulator takes it; with `kept`, as one of its ways."""
         point = self.point if kept is None else kept_point(self.point, self.gathered, ways, kept)
         restored = None if kept is None else max(0, ways[0].resident_bytes - kept.resident_bytes)
@@ -73,15 +73,17 @@ class Piece:
         if kept is not None:
             found = replace(found, rest_bytes=kept.rest_bytes, added_bytes=kept.added_bytes)
             if kept.recompute and kept.chunks == 1:  # an instruction of its own; of chunks, a part of each backward
-                again_s = max(0.0, kept.seconds - ways[0].seconds)
-                found = replace(found, backward_input_s=found.backward_input_s - again_s, recompute_s=again_s)
+                gather_per_use_s = max(0.0, kept.seconds - ways[0].seconds)
+                found = replace(
+                    found, backward_input_s=found.backward_input_s - gather_per_use_s, recompute_s=gather_per_use_s
+                )
         if self.replica is None:
             return found
         return replace(
             found,
-            first_s=found.first_s + self.replica.first_s,
-            last_s=found.last_s + self.replica.last_s,
-            overlappable_s=found.last_s if found.overlappable_s else 0.0,  # a replica is waited for
+            gather_params_s=found.gather_params_s + self.replica.gather_params_s,
+            reduce_grads_s=found.reduce_grads_s + self.replica.reduce_grads_s,
+            overlappable_s=found.reduce_grads_s if found.overlappable_s else 0.0,  # a replica is waited for
             static_bytes=found.static_bytes + self.replica.held_bytes,
             gradient_bytes=found.gradient_bytes + self.replica.gradient_bytes,
         )
@@ -188,8 +190,8 @@ def _tied_replica(plan: Plan, program: Program, stage: Stage, index: int, name: 
 
 def _sum(one: TiedReplicaPrice, other: TiedReplicaPrice) -> TiedReplicaPrice:
     return TiedReplicaPrice(
-        one.first_s + other.first_s,
-        one.last_s + other.last_s,
+        one.gather_params_s + other.gather_params_s,
+        one.reduce_grads_s + other.reduce_grads_s,
         one.held_bytes + other.held_bytes,
         one.gradient_bytes + other.gradient_bytes,
     )
@@ -201,21 +203,21 @@ def per_microbatch(point: FrontierPoint, microbatches: int) -> SegmentCost:
     cost = SegmentCost.of(point)
     return replace(
         cost,
-        forward_s=cost.forward_s + point.again_s / (2 * microbatches),
-        backward_input_s=cost.backward_input_s + point.again_s / (2 * microbatches),
-        backward_weight_s=cost.backward_weight_s + point.scatter_s / microbatches,
-        first_s=max(0.0, cost.first_s - point.again_s),
-        last_s=max(0.0, cost.last_s - point.scatter_s),
-        overlappable_s=max(0.0, cost.overlappable_s - point.again_s - point.scatter_s),
-        late_bytes=point.late_bytes if microbatches == 1 else 0,
+        forward_s=cost.forward_s + point.gather_per_use_s / (2 * microbatches),
+        backward_input_s=cost.backward_input_s + point.gather_per_use_s / (2 * microbatches),
+        backward_weight_s=cost.backward_weight_s + point.reduce_per_microbatch_s / microbatches,
+        gather_params_s=max(0.0, cost.gather_params_s - point.gather_per_use_s),
+        reduce_grads_s=max(0.0, cost.reduce_grads_s - point.reduce_per_microbatch_s),
+        overlappable_s=max(0.0, cost.overlappable_s - point.gather_per_use_s - point.reduce_per_microbatch_s),
+        pending_grad_bytes=point.pending_grad_bytes if microbatches == 1 else 0,
         forward_wire_s=0.0,
         backward_wire_s=0.0,
-        scatter_s=0.0,
-        departures=1,
+        reduce_per_microbatch_s=0.0,
+        grad_buckets=1,
         forward_host_s=0.0,
         backward_host_s=0.0,
         step_host_s=0.0,
-        early_bytes=0,
+        prefetched_param_bytes=0,
     )
 
 

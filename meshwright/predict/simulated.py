@@ -18,19 +18,19 @@ def simulate_plan(plan: Plan, program: Program, *, overlap: bool = True) -> Time
     """One step, as it is predicted. `overlap`: gathers and reductions overlap compute where the runtime does so."""
     check_plan(plan, program)
     found = play(plan, program, overlap=overlap)
-    costs = _with_wires(plan, program, found.costs)
+    costs = _with_links(plan, program, found.costs)
     return simulate(plan_lists(found.plan, program), costs, reads=reads_of(program))
 
 
-def _with_wires(plan: Plan, program: Program, costs: Costs) -> Costs:
+def _with_links(plan: Plan, program: Program, costs: Costs) -> Costs:
     """With what of their segments' own seconds collectives take: nothing of a segment overlaps these."""
     alike: dict[object, tuple[float, float]] = {}
     found = []
     for index, cost in enumerate(costs.segments):
-        stage, commons = plan.stage_of(index), plan.common_layouts(program, index)
-        key = (plan.segments[index], id(stage), index == len(costs.segments) - 1, tuple(commons.items()))
+        stage, shared_values = plan.stage_of(index), plan.common_layouts(program, index)
+        key = (plan.segments[index], id(stage), index == len(costs.segments) - 1, tuple(shared_values.items()))
         if key not in alike:
-            parts = list(halves(plan, program, index, commons))
+            parts = list(halves(plan, program, index, shared_values))
             forward_s, backward_s = (
                 sum(communication_s(some, stage.mesh) for forward, some in parts if forward is wanted)
                 for wanted in (True, False)
@@ -39,5 +39,5 @@ def _with_wires(plan: Plan, program: Program, costs: Costs) -> Costs:
         found.append(replace(cost, forward_comm_s=alike[key][0], backward_comm_s=alike[key][1]))
     last, smaller = costs.last, plan.remainder
     if last is not None and smaller is not None:
-        last = _with_wires(smaller, program, last)
+        last = _with_links(smaller, program, last)
     return replace(costs, segments=found, last=last)

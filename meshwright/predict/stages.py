@@ -79,7 +79,7 @@ def stage_figures(plan: Plan, costs: Costs, timeline: Timeline) -> dict[str, obj
         "step_s": timeline.step_s,
         "forward_s": micro * sum(cost.forward_s for cost in own),
         "backward_s": micro * sum(cost.backward_s + cost.recompute_s for cost in own),
-        "parameters_s": sum(cost.first_s + cost.last_s for cost in own),
+        "parameters_s": sum(cost.gather_params_s + cost.reduce_grads_s for cost in own),
         "optimizer_s": sum(cost.update_s for cost in own),
         "static_bytes": static,
         "resident_bytes": held,

@@ -17,7 +17,7 @@ from meshwright.predict.costs import plan_costs
 from meshwright.predict.one_stage import one_stage_costs
 from meshwright.predict.stages import stage_figures, stage_predictions
 from meshwright.remat.chained import Chained, Nested, played
-from meshwright.remat.curve import Kept
+from meshwright.remat.curve import RematPoint
 from meshwright.remat.traced import traced_for
 from meshwright.schedule import plan_lists, plan_pipeline
 from meshwright.schedule.of_plan import with_tasks
@@ -104,7 +104,10 @@ def _one_stage(plan: Plan, program: Program, found: Played) -> Prediction:
     again = [passes_of(plan.order, index) for index in range(len(rows))]
     forward_s = micro * sum(row.forward_s for row in rows)
     backward_s = micro * sum(row.backward_s + count * row.forward_s for row, count in zip(rows, again, strict=True))
-    parameters_s, step_s = (sum(row.first_s + row.last_s for row in rows), sum(row.update_s for row in rows))
+    parameters_s, step_s = (
+        sum(row.gather_params_s + row.reduce_grads_s for row in rows),
+        sum(row.update_s for row in rows),
+    )
     alone_s, times = forward_s + backward_s + parameters_s + step_s, timeline.stages[0]
     static, resident, peak = times.static_bytes, sum(row.resident_bytes for row in rows), times.peak_bytes
     if plan.order:
@@ -125,7 +128,7 @@ def _one_stage(plan: Plan, program: Program, found: Played) -> Prediction:
         gap=plan.predicted.gap,
         hidden_s=max(0.0, alone_s - (timeline.step_s - times.host_s)),
         host_s=times.host_s,
-        host_bytes=sum(row.state_bytes + row.away_bytes for row in rows),
+        host_bytes=sum(row.state_bytes + row.offloaded_bytes for row in rows),
     )
 
 
@@ -145,7 +148,7 @@ def _nested(plan: Plan, program: Program, costs: Costs) -> Nested:
     return played(chained, parse_order(plan.order, len(ways)), ways)
 
 
-def _with_copies(way: Kept, size: int) -> Kept:
+def _with_copies(way: RematPoint, size: int) -> RematPoint:
     return replace(
         way,
         forward_transient_bytes=way.forward_transient_bytes + size,

@@ -27,26 +27,30 @@ def collectives_of(plan: Plan, program: Program) -> tuple[Collective, ...]:
     found: list[Collective] = []
     alike: dict[object, list[Collective]] = {}
     for index, segment in enumerate(program.segments):
-        commons = plan.common_layouts(program, index)
+        shared_values = plan.common_layouts(program, index)
         again = passes_of(plan.order, index)
-        key = (segment.graph, plan.segments[index], id(plan.stage_of(index)), tuple(commons.items()), again)
+        key = (segment.graph, plan.segments[index], id(plan.stage_of(index)), tuple(shared_values.items()), again)
         if key not in alike:
-            alike[key] = [one for part, times in plan.cut for one in _inside(part, program, index, commons, times)]
+            alike[key] = [
+                one for part, times in plan.cut for one in _inside(part, program, index, shared_values, times)
+            ]
         found += alike[key]
     found += parameter_collectives(plan, program)
     found += count_collectives(plan, program)
     return tuple(found)
 
 
-def _inside(plan: Plan, program: Program, index: int, commons: dict[str, Layout], micro: int) -> Iterator[Collective]:
+def _inside(
+    plan: Plan, program: Program, index: int, shared_values: dict[str, Layout], micro: int
+) -> Iterator[Collective]:
     """Of one segment in so many micro-batches; forwards as often as the order has them."""
     forwards = micro * (1 + passes_of(plan.order, index))
-    for forward, some in halves(plan, program, index, commons):
+    for forward, some in halves(plan, program, index, shared_values):
         yield from some * (forwards if forward else micro)
 
 
 def halves(
-    plan: Plan, program: Program, index: int, commons: dict[str, Layout]
+    plan: Plan, program: Program, index: int, shared_values: dict[str, Layout]
 ) -> Iterator[tuple[bool, tuple[Collective, ...]]]:
     """Of one segment in one micro-batch: its conversions, what lowerings run, what is recomputed; and whether in its
     forward. Of a last segment in chunks all is."""
@@ -55,7 +59,7 @@ def halves(
         yield True, tuple(_in_chunks(plan, program, index))
         return
     graph = program.graph(program.segments[index]).at(plan.microbatch)
-    run = flow(graph, choice, plan.stage_of(index).mesh, commons)
+    run = flow(graph, choice, plan.stage_of(index).mesh, shared_values)
     carries = {op.name: any(value.grad for value in op.results) for op in graph.ops}
     values = graph.values()
     for name, made in run.strategies.items():

@@ -10,11 +10,11 @@ from meshwright.capture.program import Program
 from meshwright.cost.traced.nodes import NodeCosts
 from meshwright.generate.program import sharded_segment
 from meshwright.plan import Choice, FrontierPoint, Plan, Stage
-from meshwright.remat.curve import Kept, fastest_way, kept_curve
+from meshwright.remat.curve import RematPoint, fastest_way, kept_curve
 from meshwright.remat.traced import traced_for
 from meshwright.remat.way import cut_way
 
-_known: dict[object, tuple[Kept, ...]] = CACHES.own({})
+_known: dict[object, tuple[RematPoint, ...]] = CACHES.own({})
 MOST_KNOWN = 256
 """Curves of traced pairs that are remembered: a search and the pricing of what it found ask for the same."""
 
@@ -43,7 +43,7 @@ def model_of(program: Program) -> str:
     return _last[0][1]
 
 
-def stage_ways(plan: Plan, program: Program, stage: Stage, few: bool = False) -> list[tuple[Kept, ...]]:
+def stage_ways(plan: Plan, program: Program, stage: Stage, few: bool = False) -> list[tuple[RematPoint, ...]]:
     """Of each of the stage's segments, from keeping all to recomputing all. few: of those that keep all, the first."""
     mesh = stage.mesh
     costs, traced = NodeCosts(mesh.device, plan.compile, mesh), traced_for(mesh.device)
@@ -59,7 +59,7 @@ def stage_ways(plan: Plan, program: Program, stage: Stage, few: bool = False) ->
     return found
 
 
-def way_of(plan: Plan, program: Program, stage: Stage, index: int, whole: bool = False) -> Kept:
+def way_of(plan: Plan, program: Program, stage: Stage, index: int, whole: bool = False) -> RematPoint:
     """The way that a Choice of the plan asks for, be it no point of its segment's curve. whole: with everything kept
     that autograd keeps."""
     mesh, choice = stage.mesh, plan.choice(index)
@@ -73,18 +73,18 @@ def way_of(plan: Plan, program: Program, stage: Stage, index: int, whole: bool =
 
 def _as_sharded(plan: Plan, program: Program, stage: Stage, index: int, choice: Choice) -> tuple[object, ...]:
     """What a segment's traced pair depends on."""
-    commons = tuple(plan.common_layouts(program, index).items())
+    shared_values = tuple(plan.common_layouts(program, index).items())
     where = (stage.mesh.axes, stage.mesh.device, plan.compile)
-    return model_of(program), plan.microbatch, where, str(choice), commons, program.segments[index].scalars
+    return model_of(program), plan.microbatch, where, str(choice), shared_values, program.segments[index].scalars
 
 
-def _remember(key: object, ways: tuple[Kept, ...]) -> None:
+def _remember(key: object, ways: tuple[RematPoint, ...]) -> None:
     if len(_known) >= MOST_KNOWN:
         _known.clear()
     _known[key] = ways
 
 
-def kept_point(point: FrontierPoint, gathered: int, ways: tuple[Kept, ...], kept: Kept) -> FrontierPoint:
+def kept_point(point: FrontierPoint, gathered: int, ways: tuple[RematPoint, ...], kept: RematPoint) -> FrontierPoint:
     """The point of a segment that keeps so much. gathered: bytes of weights besides its transients."""
     return replace(
         point,

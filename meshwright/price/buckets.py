@@ -18,7 +18,7 @@ from meshwright.layout.steps import Op
 from meshwright.plan import ParameterPlan, Plan
 from meshwright.plan.order import gathers_of
 from meshwright.price.parameter import chain_uses, gathers, local_bytes, reductions
-from meshwright.price.together import BUCKET_BYTES, departures, moving, parts_of, scattered_layout, shared_op
+from meshwright.price.together import BUCKET_BYTES, grad_buckets, moving, parts_of, scattered_layout, shared_op
 from meshwright.profile.lookup import lookup_segments
 
 
@@ -240,7 +240,7 @@ def _together(
 
 def _packed(singles: list[Bucket], mesh: Mesh, leaves: bool) -> list[Bucket]:
     first, sizes = singles[0], [one.bytes for one in singles]
-    parts = departures(first.kind, sum(sizes), mesh.axis(first.axis)) if leaves else 1
+    parts = grad_buckets(first.kind, sum(sizes), mesh.axis(first.axis)) if leaves else 1
     found: list[Bucket] = []
     before = -1
     for one, part in zip(singles, parts_of(sizes, parts), strict=True):

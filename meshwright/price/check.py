@@ -66,9 +66,9 @@ def _check_prologue(plan: Plan, program: Program, number: int) -> None:
     if len(made.outputs) != len(graph.outputs) or made.inputs:
         given = f"stages[{number}].prologue has {len(made.inputs)} inputs and {len(made.outputs)} outputs"
         raise PlanError(given, f"0 and {len(graph.outputs)}", "undo the edit")
-    commons = {value.name: Layout.parse(stage.inputs[value.name]) for value in graph.commons}
+    shared_values = {value.name: Layout.parse(stage.inputs[value.name]) for value in graph.shared_values}
     for part, _ in plan.cut:
-        flow(graph.at(part.microbatch), made, stage.mesh, commons)
+        flow(graph.at(part.microbatch), made, stage.mesh, shared_values)
 
 
 def _check_parameters(plan: Plan, program: Program) -> None:
@@ -144,7 +144,7 @@ def _check_choice(choice: Choice, field: str, segment: Segment, graph: SegmentGr
 def _check_offload(choice: Choice, field: str, graph: SegmentGraph) -> None:
     """What waits on the host is the segment's own, and kept."""
     replaced = {buffer for buffer, _ in graph.updates}
-    stay = {value.name for value in (*graph.commons, *graph.params, *graph.buffers)} - replaced
+    stay = {value.name for value in (*graph.shared_values, *graph.params, *graph.buffers)} - replaced
     wrong = [name for name in choice.offload if name in stay or name in choice.recompute]
     if wrong:
         given = f"{field}.offload names {', '.join(wrong)}"
@@ -187,12 +187,17 @@ def _check_strategies(plan: Plan, program: Program) -> None:
     """Reading every distinct choice as a flow refuses a strategy that its op does not have."""
     seen: set[object] = set()
     for index, segment in enumerate(program.segments):
-        commons = plan.common_layouts(program, index)
-        key = (plan.segments[index], tuple(commons.items()))
+        shared_values = plan.common_layouts(program, index)
+        key = (plan.segments[index], tuple(shared_values.items()))
         if key not in seen:
             seen.add(key)
             for part, _ in plan.cut:
-                flow(program.graph(segment).at(part.microbatch), plan.choice(index), plan.stage_of(index).mesh, commons)
+                flow(
+                    program.graph(segment).at(part.microbatch),
+                    plan.choice(index),
+                    plan.stage_of(index).mesh,
+                    shared_values,
+                )
 
 
 def _check_layout(field: str, text: str, shape: tuple[int, ...], mesh: Mesh, kinds: str, even: bool = True) -> None:

@@ -66,17 +66,17 @@ def flow(
     graph: SegmentGraph,
     choice: Choice,
     mesh: Mesh,
-    commons: Mapping[str, Layout] | None = None,
+    shared_values: Mapping[str, Layout] | None = None,
     at: tuple[int, ...] | None = None,
     known: Mapping[str, Strategy] | None = None,
 ) -> Flow:
-    """Read a choice. `graph` has its batch fixed; `commons`: layouts of its common values, `I` unless given.
+    """Read a choice. `graph` has its batch fixed; `shared_values`: layouts of its common values, `I` unless given.
 
     `at`: read it as the rank at these coordinates does, uneven strategies included. `known`: the choice's strategies
     by op, where they are at hand.
     """
     values = graph.values()
-    layouts = _argument_layouts(graph, choice, mesh, commons or {})
+    layouts = _argument_layouts(graph, choice, mesh, shared_values or {})
     found = Flow(graph, mesh, {}, layouts, {}, at)
     for op in graph.ops:
         one = known[op.name] if known is not None else _read(op, values, choice, mesh, at)
@@ -104,10 +104,10 @@ def _read(op: Op, values: Mapping[str, Value], choice: Choice, mesh: Mesh, at: t
 
 
 def _argument_layouts(
-    graph: SegmentGraph, choice: Choice, mesh: Mesh, commons: Mapping[str, Layout]
+    graph: SegmentGraph, choice: Choice, mesh: Mesh, shared_values: Mapping[str, Layout]
 ) -> dict[str, Layout]:
     found = {value.name: Layout.parse(text) for value, text in zip(graph.inputs, choice.inputs, strict=True)}
-    found |= {value.name: commons.get(value.name, invariant(mesh)) for value in graph.commons}
+    found |= {value.name: shared_values.get(value.name, invariant(mesh)) for value in graph.shared_values}
     for value in graph.params:
         found[value.name] = canonical(Layout.parse(choice.parameters[value.name]), value.grad)
     return found | {value.name: invariant(mesh) for value in graph.buffers}

@@ -29,8 +29,8 @@ def overlapped(points: Sequence[FrontierPoint], microbatches: int = 1) -> float:
 
 
 def _device_seconds(points: Sequence[FrontierPoint], microbatches: int) -> float:
-    if any(point.carried_s for point in points):
-        if not any(point.hideable_s for point in points):
+    if any(point.core_driven_comm_s for point in points):
+        if not any(point.async_comm_s for point in points):
             return sum(point.seconds(microbatches) for point in points)
         points = _hidden(points)
     return _played(points, microbatches).seconds + sum(point.step_s for point in points)
@@ -38,7 +38,7 @@ def _device_seconds(points: Sequence[FrontierPoint], microbatches: int) -> float
 
 def _hidden(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
     """With what compute can hide alone as what is overlappable."""
-    return [replace(point, overlappable_s=point.hideable_s) for point in points]
+    return [replace(point, overlappable_s=point.async_comm_s) for point in points]
 
 
 def host_seconds(points: Sequence[FrontierPoint], microbatches: int = 1) -> float:
@@ -52,7 +52,7 @@ def host_waits_s(points: Sequence[FrontierPoint], microbatches: int = 1) -> floa
     return max(0.0, host_seconds(points, microbatches) - _device_seconds(points, microbatches))
 
 
-def late_bytes(points: Sequence[FrontierPoint], microbatches: int = 1) -> int:
+def pending_grad_bytes(points: Sequence[FrontierPoint], microbatches: int = 1) -> int:
     """The most that is alive of other segments' parameters and gradients while one runs: parameters that the next one
     gathers, gradients that wait for their reduction.
 
@@ -60,17 +60,19 @@ def late_bytes(points: Sequence[FrontierPoint], microbatches: int = 1) -> int:
     """
     if not any(point.overlappable_s for point in points):
         return 0
-    if not any(point.carried_s for point in points):
-        return _played(points, microbatches).late_bytes
-    hidden_bytes = _played(_hidden(points), microbatches).late_bytes if any(point.hideable_s for point in points) else 0
+    if not any(point.core_driven_comm_s for point in points):
+        return _played(points, microbatches).pending_grad_bytes
+    hidden_bytes = (
+        _played(_hidden(points), microbatches).pending_grad_bytes if any(point.async_comm_s for point in points) else 0
+    )
     return hidden_bytes + carried_bytes(points, microbatches)
 
 
 def carried_bytes(points: Sequence[FrontierPoint], microbatches: int = 1) -> int:
     """Of what the cores carry that compute: it keeps pace with them, so that during a run there are the next one's
     parameters and the gradients of the one before."""
-    early = [point.early_bytes if point.carried_s else 0 for point in points]
-    late = [point.late_bytes if point.carried_s else 0 for point in points]
+    early = [point.prefetched_param_bytes if point.core_driven_comm_s else 0 for point in points]
+    late = [point.pending_grad_bytes if point.core_driven_comm_s else 0 for point in points]
     forwards = [*early[1:], 0]
     if microbatches > 1:
         forwards[0] += late[0]
@@ -82,7 +84,7 @@ class _Played(NamedTuple):
     """Until all segments have run and what overlaps them is done; the most that waits on the way."""
 
     seconds: float
-    late_bytes: int
+    pending_grad_bytes: int
 
 
 _last: list[tuple[tuple[FrontierPoint, ...], int, _Played]] = CACHES.own([])
@@ -105,7 +107,7 @@ class _Way(NamedTuple):
     gather_hidden_s: float = 0.0
     gather_s: float = 0.0
     scatter_hidden_s: float = 0.0
-    scatter_s: float = 0.0
+    reduce_per_microbatch_s: float = 0.0
     reduce_hidden_s: float = 0.0
     reduce_s: float = 0.0
 
@@ -162,10 +164,10 @@ class _Lane:
             points[i].forward_wire_s if k < count else points[i].backward_wire_s for k, i in enumerate(self.chain)
         ]
         self.early_s = [
-            0.0 if k < count or self.wire_s[k] else points[i].backward_s * (1 - 1 / points[i].departures)
+            0.0 if k < count or self.wire_s[k] else points[i].backward_s * (1 - 1 / points[i].grad_buckets)
             for k, i in enumerate(self.chain)
         ]
-        early = [points[i].early_bytes if points[i].overlappable_s else 0 for i in self.chain[1:]]
+        early = [points[i].prefetched_param_bytes if points[i].overlappable_s else 0 for i in self.chain[1:]]
         self.early = [0 if k == count - 1 else size for k, size in enumerate([*early, 0])]
         self.ways: dict[tuple[bool, bool], list[_Way]] = {}
 
@@ -175,14 +177,18 @@ class _Lane:
         for k, index in enumerate(self.chain):
             point = self.points[index]
             gather_s = self._gather_s(k, index, first, last)
-            hidden_s = gather_s * max(0.0, point.overlappable_s - point.last_s) / point.first_s if gather_s else 0.0
+            hidden_s = (
+                gather_s * max(0.0, point.overlappable_s - point.reduce_grads_s) / point.gather_params_s
+                if gather_s
+                else 0.0
+            )
             if k < count:
                 found.append(_Way(hidden_s, gather_s - hidden_s))
                 continue
-            share = min(1.0, point.overlappable_s / point.last_s) if point.last_s else 0.0
-            scatter_s = point.scatter_s / self.microbatches
-            reduce_s = point.last_s - point.scatter_s if last else 0.0
-            sides = [seconds * part for seconds in (scatter_s, reduce_s) for part in (share, 1.0 - share)]
+            share = min(1.0, point.overlappable_s / point.reduce_grads_s) if point.reduce_grads_s else 0.0
+            reduce_per_microbatch_s = point.reduce_per_microbatch_s / self.microbatches
+            reduce_s = point.reduce_grads_s - point.reduce_per_microbatch_s if last else 0.0
+            sides = [seconds * part for seconds in (reduce_per_microbatch_s, reduce_s) for part in (share, 1.0 - share)]
             found.append(_Way(hidden_s, gather_s - hidden_s, *sides))
         return found
 
@@ -190,16 +196,16 @@ class _Lane:
         """A run's gather. What is gathered once a step has the first; what is gathered again, all but those of a
         segment that has just run, and of backwards that read no parameter, unless a forward follows that does."""
         point, count = self.points[index], len(self.points)
-        if not point.first_s:
+        if not point.gather_params_s:
             return 0.0
-        if not point.again_s:
-            return point.first_s if first and k < count else 0.0
+        if not point.gather_per_use_s:
+            return point.gather_params_s if first and k < count else 0.0
         if k == count or (k == 0 and not first):
             return 0.0
         if k > count and point.lookup and (index or last):
             return 0.0
         uses = chain_uses((index,), count, self.microbatches, (index,) if point.lookup else ())
-        return point.first_s / round(2 * self.microbatches * uses)
+        return point.gather_params_s / round(2 * self.microbatches * uses)
 
     def play(self) -> _Played:
         self.now_s += self._begin(self.of(0)[0], 0)
@@ -251,23 +257,23 @@ class _Lane:
             early = self.early_s[k] and leaves_s + way.reduce_hidden_s > 0
             if early:
                 leaves_s += way.reduce_hidden_s
-                last_s = now_s + leaves_s / points[chain[k]].departures
-                done_s = lane_s = max(max(lane_s, now_s - self.early_s[k]) + leaves_s, last_s)
+                reduce_grads_s = now_s + leaves_s / points[chain[k]].grad_buckets
+                done_s = lane_s = max(max(lane_s, now_s - self.early_s[k]) + leaves_s, reduce_grads_s)
             elif leaves_s:
                 done_s = lane_s = max(lane_s, now_s) + leaves_s
-            now_s += way.scatter_s
+            now_s += way.reduce_per_microbatch_s
             if then.gather_hidden_s:
                 next_s = lane_s = max(lane_s, now_s) + then.gather_hidden_s
             now_s += then.gather_s
             if way.reduce_hidden_s and not early:
                 done_s = lane_s = max(lane_s, now_s) + way.reduce_hidden_s
             now_s += way.reduce_s
-            waited_s = way.scatter_s + then.gather_s + way.reduce_s
+            waited_s = way.reduce_per_microbatch_s + then.gather_s + way.reduce_s
             while waiting and waiting[0][0] + shift <= now_s - (self.seconds[k] + waited_s):
                 held -= waiting.popleft()[1]
             most = max(most, self.early[k] + held)
             if done_s > now_s:
-                late = points[chain[k]].late_bytes
+                late = points[chain[k]].pending_grad_bytes
                 waiting.append((done_s - shift, late))
                 held += late
         self.now_s, self.lane_s, self.held, self.most = now_s, lane_s, held, most

@@ -52,38 +52,45 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class ParameterPrice:
-    """Of one step. first_s: gathers. last_s: the gradient's reduction; scatter_s: of it, after each micro-batch.
-    step_s: the optimizer's update of what is stored; step_host_s: the host's part in it. add_s: adding up the
-    micro-batches' gradients, a part of each backward. late_bytes: what the gradient takes beyond its storage until it
-    is reduced. early_bytes: what is gathered while another segment runs. carried_s: of gathers and reduction, what
-    compute can not hide; contended_s: what compute takes longer while the others run (`contention`). link_s: of
-    gathers, copies from the host; overlapped_s: of gathers and reduction, what overlaps compute on one device too.
-    hosted: the update where optimizer state is on the host; step_s is then what of it is not hidden."""
+    """What one parameter takes in a step.
 
-    first_s: float
-    last_s: float
+    gather_params_s: its gathers; link_s: of these, copies from the host.
+    reduce_grads_s: its gradient's reductions; reduce_per_microbatch_s: of these, what follows each micro-batch.
+    step_s: the optimizer's update of what is stored; where hosted, the part of it that is not hidden.
+    step_host_s: the host's part in the update.
+    add_s: adding up the micro-batches' gradients, a part of each backward.
+    pending_grad_bytes: what the gradient takes beyond its storage until it is reduced.
+    prefetched_param_bytes: what is gathered while another segment runs.
+    core_driven_comm_s: of gathers and reductions, what takes the time of the cores that compute.
+    contended_s: how much longer compute takes while the others run (`cluster.contention`).
+    overlapped_s: of gathers and reductions, what overlaps with compute on one device too.
+    hosted: the update, where optimizer state is on the host.
+    """
+
+    gather_params_s: float
+    reduce_grads_s: float
     step_s: float
     static_bytes: int
     transient_bytes: int
     gather: Conversion
-    late_bytes: int = 0
+    pending_grad_bytes: int = 0
     step_host_s: float = 0.0
-    early_bytes: int = 0
+    prefetched_param_bytes: int = 0
     add_s: float = 0.0
-    carried_s: float = 0.0
+    core_driven_comm_s: float = 0.0
     link_s: float = 0.0
     overlapped_s: float = 0.0
     hosted: HostedUpdate | None = None
-    scatter_s: float = 0.0
+    reduce_per_microbatch_s: float = 0.0
     contended_s: float = 0.0
 
     @property
-    def hideable_s(self) -> float:
-        return self.first_s + self.last_s - self.carried_s
+    def async_comm_s(self) -> float:
+        return self.gather_params_s + self.reduce_grads_s - self.core_driven_comm_s
 
     @property
     def total_s(self) -> float:
-        return self.first_s + self.last_s + self.step_s + self.add_s + self.contended_s
+        return self.gather_params_s + self.reduce_grads_s + self.step_s + self.add_s + self.contended_s
 
 
 def chain_uses(users: Sequence[int], segments: int, microbatches: int, lookups: Collection[int] = frozenset()) -> float:
@@ -128,20 +135,20 @@ def _price(
     where = plan.storage, plan.compute, plan.dtype
     one = _moved(shape, dtype, grad, where, mesh, setting.reduce or plan.dtype, STATES[setting.optimizer], company)
     micro = setting.microbatches
-    first_s = gathers(plan, uses, micro) * one.gather_s
+    gather_params_s = gathers(plan, uses, micro) * one.gather_s
     held = one.stored + (0 if plan.reshard_after_forward else one.copied)
     transient = one.copied if plan.reshard_after_forward else 0
-    carried_s, contended_s = first_s * one.gather_carried, first_s * one.gather_contended
+    core_driven_comm_s, contended_s = gather_params_s * one.gather_carried, gather_params_s * one.gather_contended
     if not grad:
         price = ParameterPrice(
-            first_s,
+            gather_params_s,
             0.0,
             0.0,
             held,
             transient,
             one.gather,
-            early_bytes=transient,
-            carried_s=carried_s,
+            prefetched_param_bytes=transient,
+            core_driven_comm_s=core_driven_comm_s,
             contended_s=contended_s,
         )
         return _on_host(price, plan, mesh, _sizes(one, plan, dtype), gathers(plan, uses, micro))
@@ -156,10 +163,10 @@ def _price(
         add_s = (micro - 1) * (2 * summed + one.computed) / rate  # fresh gradients come from memory
         held += summed if one.computed_wide != one.stored and not every else 0
     home_s = reductions(plan, micro) * one.home_s
-    carried_s += home_s * one.home_carried + one.replicas_s * one.replicas_carried
+    core_driven_comm_s += home_s * one.home_carried + one.replicas_s * one.replicas_carried
     contended_s += home_s * one.home_contended + one.replicas_s * one.replicas_contended
     price = ParameterPrice(
-        first_s,
+        gather_params_s,
         home_s + one.replicas_s,
         one.step_s,
         held,
@@ -169,8 +176,8 @@ def _price(
         one.step_host_s,
         early,
         add_s,
-        carried_s,
-        scatter_s=home_s if plan.reduce_scatter_every_microbatch else 0.0,
+        core_driven_comm_s,
+        reduce_per_microbatch_s=home_s if plan.reduce_scatter_every_microbatch else 0.0,
         contended_s=contended_s,
     )
     if not plan.offload:
@@ -275,13 +282,13 @@ def _on_host(
     fetch_s, put_s = times * link_s(mesh.device, stored), link_s(mesh.device, stored) if others else 0.0
     return replace(
         price,
-        first_s=price.first_s + fetch_s,
-        last_s=price.last_s + put_s,
+        gather_params_s=price.gather_params_s + fetch_s,
+        reduce_grads_s=price.reduce_grads_s + put_s,
         static_bytes=price.static_bytes - stored * (1 + others) + summed + (0 if again else copy),
         transient_bytes=price.transient_bytes + cast + (copy if again else 0),
-        early_bytes=price.early_bytes + (cast + copy if again else 0),
-        late_bytes=max(price.late_bytes, stored if others else 0),
-        carried_s=price.carried_s + (fetch_s + put_s if on_cpu else 0.0),
+        prefetched_param_bytes=price.prefetched_param_bytes + (cast + copy if again else 0),
+        pending_grad_bytes=max(price.pending_grad_bytes, stored if others else 0),
+        core_driven_comm_s=price.core_driven_comm_s + (fetch_s + put_s if on_cpu else 0.0),
         link_s=fetch_s,
         overlapped_s=0.0 if on_cpu else fetch_s + put_s,
     )
@@ -292,16 +299,16 @@ def _of_compute(moved: Sequence[Collective], mesh: Mesh) -> tuple[float, float]:
     them. And the share of its seconds that compute takes longer while it runs."""
     if not moved:
         return 0.0 if mesh.any_overlap else 1.0, 0.0
-    total_s = carried_s = contended_s = 0.0
+    total_s = core_driven_comm_s = contended_s = 0.0
     for one in moved:
         axis = mesh.axis(one.axis)
         seconds = collective_s(one.kind, one.bytes, axis)
         total_s += seconds
         if not mesh.overlaps_compute(axis):
-            carried_s += seconds
+            core_driven_comm_s += seconds
         elif mesh.device.kind == "cuda":
             contended_s += seconds * compute_slowdown(axis)
-    return (carried_s / total_s, contended_s / total_s) if total_s else (0.0, 0.0)
+    return (core_driven_comm_s / total_s, contended_s / total_s) if total_s else (0.0, 0.0)
 
 
 def _way_s(way: Conversion, forward: bool, shape: tuple[int, ...], company: float, mesh: Mesh) -> float:

@@ -16,7 +16,7 @@ from meshwright.layout import Collective, Layout
 from meshwright.plan import Choice, FrontierPoint, ParameterPlan
 from meshwright.price.flow import Flow, flow
 from meshwright.price.parameter import ParameterPrice, Setting, local_bytes, parameter_price
-from meshwright.price.together import departures, parts_of, whole_bytes
+from meshwright.price.together import grad_buckets, parts_of, whole_bytes
 from meshwright.profile import is_view, saved
 from meshwright.profile.lookup import is_lookup
 from meshwright.profile.saved import DeviceKind
@@ -71,39 +71,42 @@ def price_segment(
         forward_s=forward_s,
         backward_input_s=backward_s,
         backward_weight_s=weight_s + add_s,
-        first_s=sum(price.first_s for price in prices),
-        last_s=sum(price.last_s for price in prices),
+        gather_params_s=sum(price.gather_params_s for price in prices),
+        reduce_grads_s=sum(price.reduce_grads_s for price in prices),
         step_s=sum(price.step_s for price in prices),
         overlappable_s=sum(
-            price.first_s + price.last_s if mesh.world_size > 1 else price.overlapped_s for price in prices
+            price.gather_params_s + price.reduce_grads_s if mesh.world_size > 1 else price.overlapped_s
+            for price in prices
         ),
         static_bytes=sum(price.static_bytes for price in prices),
         resident_bytes=resident_bytes(found),
         forward_transient_bytes=working + gathered,
         backward_transient_bytes=2 * working + gathered,
-        again_s=sum(price.first_s for price, plan in zip(prices, plans, strict=True) if plan.reshard_after_forward),
-        scatter_s=sum(price.scatter_s for price in prices),
-        late_bytes=sum(price.late_bytes for price in prices),
-        early_bytes=sum(price.early_bytes for price in prices),
+        gather_per_use_s=sum(
+            price.gather_params_s for price, plan in zip(prices, plans, strict=True) if plan.reshard_after_forward
+        ),
+        reduce_per_microbatch_s=sum(price.reduce_per_microbatch_s for price in prices),
+        pending_grad_bytes=sum(price.pending_grad_bytes for price in prices),
+        prefetched_param_bytes=sum(price.prefetched_param_bytes for price in prices),
         forward_host_s=forward_host_s,
         backward_host_s=backward_host_s,
         step_host_s=sum(price.step_host_s for price in prices),
         forward_wire_s=forward_wire_s,
         backward_wire_s=backward_wire_s,
         lookup=is_lookup(graph),
-        departures=_departures(prices, mesh),
-        carried_s=sum(price.carried_s for price in prices) if mesh.world_size > 1 else 0.0,
+        grad_buckets=_departures(prices, mesh),
+        core_driven_comm_s=sum(price.core_driven_comm_s for price in prices) if mesh.world_size > 1 else 0.0,
         slowed_s=sum(price.contended_s for price in prices) / setting.microbatches,
     )
 
 
 def _departures(prices: Sequence[ParameterPrice], mesh: Mesh) -> int:
     """In how many parts gradients leave, as if all of them moved alike."""
-    leaving = [price.gather.backward[0] for price in prices if price.last_s and price.gather.backward]
+    leaving = [price.gather.backward[0] for price in prices if price.reduce_grads_s and price.gather.backward]
     if not leaving:
         return 1
     sizes, largest = [moved.bytes for moved in reversed(leaving)], max(leaving, key=lambda moved: moved.bytes)
-    return len(set(parts_of(sizes, departures(largest.kind, sum(sizes), mesh.axis(largest.axis)))))
+    return len(set(parts_of(sizes, grad_buckets(largest.kind, sum(sizes), mesh.axis(largest.axis)))))
 
 
 def parameter_prices(

@@ -14,11 +14,11 @@ from meshwright.price.parameter import Setting, local_bytes
 
 @dataclass(frozen=True, slots=True)
 class TiedReplicaPrice:
-    """first_s: the copy comes. last_s: its gradient is reduced here and handed back. held_bytes: copy and gradient,
-    gradient_bytes of them."""
+    """gather_params_s: the copy comes. reduce_grads_s: its gradient is reduced here and handed back.
+    held_bytes: copy and gradient; gradient_bytes: of them, the gradient."""
 
-    first_s: float
-    last_s: float
+    gather_params_s: float
+    reduce_grads_s: float
     held_bytes: int
     gradient_bytes: int = 0
 
@@ -35,14 +35,14 @@ def tied_replica_price(
     shape, narrow = value.type.sizes, value.type.itemsize
     wide = ITEM_BYTES[setting.storage_dtype(value.type.dtype)]
     here, source = (mesh, whole(compute)), (home[0], whole(home[1]))
-    first_s = hand_over_s(shape, narrow, source, here, there)
+    gather_params_s = hand_over_s(shape, narrow, source, here, there)
     copy = local_bytes(shape, narrow, compute, mesh)
     if not value.grad:
-        return TiedReplicaPrice(first_s, 0.0, copy)
+        return TiedReplicaPrice(gather_params_s, 0.0, copy)
     reduced_s = conversion(whole(compute), compute, shape, wide, mesh, grad=True).backward_s
-    last_s = reduced_s + hand_over_s(shape, wide, here, source, back)
+    reduce_grads_s = reduced_s + hand_over_s(shape, wide, here, source, back)
     summed = local_bytes(shape, wide, compute, mesh)
-    return TiedReplicaPrice(first_s, last_s, copy + summed, summed)
+    return TiedReplicaPrice(gather_params_s, reduce_grads_s, copy + summed, summed)
 
 
 def gradient_bytes(value: Value, plan: ParameterPlan, mesh: Mesh, setting: Setting) -> int:

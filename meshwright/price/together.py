@@ -56,13 +56,13 @@ def part_of_bucket_s(moved: Collective, company: float, mesh: Mesh, *, leaves: b
     """A parameter's part of the seconds of its bucket, which is `company` times as large as it, or full. leaves: as a
     gradient, whose buckets are smaller where that costs little."""
     axis, every = mesh.axis(moved.axis), int(moved.bytes * company)
-    parts = departures(moved.kind, every, axis) if leaves else 1
+    parts = grad_buckets(moved.kind, every, axis) if leaves else 1
     bucket = max(1, moved.bytes, min(BUCKET_BYTES, every // parts))  # a parameter may have no elements
     return collective_s(moved.kind, bucket, axis) * moved.bytes / bucket
 
 
 @CACHES.memoized(maxsize=4096)
-def departures(kind: str, n_bytes: int, axis: Axis) -> int:
+def grad_buckets(kind: str, n_bytes: int, axis: Axis) -> int:
     """In how many parts gradients of a segment, so many bytes together, leave one after the other while its backward
     runs: as many as cost little more than one."""
     whole_s = collective_s(kind, n_bytes, axis)

@@ -114,8 +114,8 @@ def walk(program: Program, device: DeviceKind, round_: Round) -> Chain:
 
 @dataclass(slots=True)
 class _Walker:
-    """roles, bound: of the prologue and every segment. bound: the places of its inputs and commons, in order; None for
-    tensors of the batch, which are plain."""
+    """roles, bound: of the prologue and every segment. bound: the places of its inputs and shared values, in order;
+    None for tensors of the batch, which are plain."""
 
     program: Program
     device: DeviceKind
@@ -131,9 +131,9 @@ class _Walker:
         fixed = [graph.at(program.batch) for graph in program.graphs]
         known: dict[object, _Role] = {}
         prologue = graph_facts(program.prologue.at(program.batch), self.device, {}, {})
-        self._enter(PROLOGUE, _role(prologue, [], self.lays), [], program.commons)
+        self._enter(PROLOGUE, _role(prologue, [], self.lays), [], program.shared_values)
         for index, segment in enumerate(program.segments):
-            bound = [located.get(name) for name in (*segment.inputs, *segment.commons)]
+            bound = [located.get(name) for name in (*segment.inputs, *segment.shared_values)]
             key = _surroundings(segment.graph, bound)
             role = known.get(key)
             if role is None:
@@ -230,7 +230,7 @@ def _at(bound: list[Located | None], argument: int) -> Located:
 
 
 def _names(graph: SegmentGraph) -> list[str]:
-    return [value.name for value in (*graph.inputs, *graph.commons)]
+    return [value.name for value in (*graph.inputs, *graph.shared_values)]
 
 
 def _named(graph: SegmentGraph, bound: list[Located | None]) -> list[tuple[str, Located]]:

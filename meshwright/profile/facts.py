@@ -45,7 +45,7 @@ class GraphFacts:
 def graph_facts(
     graph: SegmentGraph, device: DeviceKind, given: dict[str, Place], given_bytes: dict[str, int]
 ) -> GraphFacts:
-    """`graph` has its batch fixed; `given` are the places of its inputs and commons."""
+    """`graph` has its batch fixed; `given` are the places of its inputs and shared_values."""
     found = places(graph, given, given_bytes, device)
     values = graph.values()
     held = {value.name for value in (*graph.params, *graph.buffers)} | {value for _, value in graph.updates}

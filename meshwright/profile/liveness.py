@@ -102,7 +102,7 @@ def _own_kept(facts: GraphFacts, boundary: Boundary) -> dict[str, None]:
 def _forward(facts: GraphFacts, boundary: Boundary, kept: dict[str, None], round_: Round) -> _Meter:
     of, sizes, graph = facts.places.of, facts.places.storage_bytes, facts.graph
     values, last = graph.values(), _last_uses(facts)
-    stay = set(kept) | boundary.kept | boundary.lives_on | facts.outside | {v.name for v in graph.commons}
+    stay = set(kept) | boundary.kept | boundary.lives_on | facts.outside | {v.name for v in graph.shared_values}
     stay |= {of[name].storage for name in graph.outputs}
     meter = _Meter(round_)
     for name in {of[value.name].storage for value in graph.inputs} - boundary.kept:

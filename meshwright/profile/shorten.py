@@ -55,7 +55,7 @@ def _run(segments: Sequence[Segment], start: int) -> int:
     moves: tuple[int, ...] | None = None
     for index in range(start + 1, len(segments)):
         before, here = segments[index - 1], segments[index]
-        if here.graph != before.graph or here.commons != before.commons:
+        if here.graph != before.graph or here.shared_values != before.shared_values:
             return index
         found = tuple([before.outputs.index(name) if name in before.outputs else -1 for name in here.inputs])
         carried = [k for k, place in enumerate(found) if place < 0]

@@ -12,7 +12,7 @@ from meshwright.generate.program import sharded_segments
 from meshwright.plan import Plan
 from meshwright.plan.order import Steps
 from meshwright.profile.operands import type_bytes
-from meshwright.remat.curve import Kept
+from meshwright.remat.curve import RematPoint
 from meshwright.remat.traced import Tracer
 from meshwright.schedule.nested import drops
 from meshwright.schedule.reads import reads_of
@@ -28,8 +28,8 @@ class Chained:
 
     program: Program
     graphs: Sequence[SegmentGraph]
-    ways: Sequence[Sequence[Kept]]
-    passes: Sequence[Kept]
+    ways: Sequence[Sequence[RematPoint]]
+    passes: Sequence[RematPoint]
     sizes: dict[str, int]
     gradients: Sequence[int]
     once: dict[int, str]
@@ -39,7 +39,7 @@ class Chained:
         cls,
         program: Program,
         plan: Plan,
-        options: Sequence[Sequence[Kept]],
+        options: Sequence[Sequence[RematPoint]],
         gradients: Sequence[int],
         traced: Tracer,
     ) -> Chained:
@@ -58,7 +58,7 @@ class Chained:
                 once[index] = next(filter(None, reasons))
         return cls(program, graphs, ways, passes, sizes, gradients, once)
 
-    def kept_inputs(self, index: int, kept: Kept) -> list[str]:
+    def kept_inputs(self, index: int, kept: RematPoint) -> list[str]:
         """Boundary values among what a segment saves, by full name."""
         pairs = zip(self.graphs[index].inputs, self.program.segments[index].inputs, strict=True)
         return list(dict.fromkeys(name for value, name in pairs if label(value.name) in kept.saved))
@@ -66,7 +66,7 @@ class Chained:
     def bytes_of(self, names: Sequence[str]) -> int:
         return sum(self.sizes[name] for name in names)
 
-    def own_bytes(self, index: int, kept: Kept) -> int:
+    def own_bytes(self, index: int, kept: RematPoint) -> int:
         """Of what it saves, all but the boundary values."""
         return max(0, kept.resident_bytes - self.bytes_of(self.kept_inputs(index, kept)))
 
@@ -76,18 +76,18 @@ class Nested:
     """picked: the way of each segment's saving forward. held_bytes: the most between two steps."""
 
     steps: Steps
-    picked: tuple[Kept, ...]
+    picked: tuple[RematPoint, ...]
     seconds: float
     held_bytes: int
     peak_bytes: int
 
 
-def played(chained: Chained, steps: Steps, picked: Sequence[Kept]) -> Nested:
+def played(chained: Chained, steps: Steps, picked: Sequence[RematPoint]) -> Nested:
     """What an order takes, step by step."""
     segments = chained.program.segments
     gone = drops(steps, reads_of(chained.program))
     there: set[str] = set()
-    saved: dict[int, Kept] = {}
+    saved: dict[int, RematPoint] = {}
     weights = peak = most = 0
     seconds = 0.0
     for (kind, index), dropped in zip(steps, gone, strict=True):
@@ -110,6 +110,6 @@ def played(chained: Chained, steps: Steps, picked: Sequence[Kept]) -> Nested:
     return Nested(steps, tuple(picked), seconds, most, max(peak, most))
 
 
-def _held(chained: Chained, there: set[str], saved: dict[int, Kept]) -> int:
+def _held(chained: Chained, there: set[str], saved: dict[int, RematPoint]) -> int:
     names = there | {name for index, kept in saved.items() for name in chained.kept_inputs(index, kept)}
     return chained.bytes_of(sorted(names)) + sum(chained.own_bytes(index, kept) for index, kept in saved.items())

@@ -1,4 +1,4 @@
-"""What one sharded segment may keep: from its joint graph to a list of `Kept`, the time-memory curve of the segment.
+"""The time-memory curve of one sharded segment: what it may keep, as a list of `RematPoint` made from its joint graph.
 
 The problem is `recompute`'s, on the joint graph's storages. What lies in memory anyway (parameters, common values,
 buffers) costs nothing to keep. Each point of the curve is then cut for real, and its peaks are read off the pair.
@@ -36,14 +36,14 @@ from meshwright.remat.recompute import PICO, Answer, Recomputation, Rerun, Stora
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class RematPoint:
     """One way to run a segment with its sharding fixed. Names are those of `Joint.names`.
 
     recompute, keep: for the Choice; what backward reads and is not kept, and what is kept for it besides.
     resident_bytes: from forward to backward. recompute_s: what backward takes longer. Transients: on top of what is
     resident, at the worst moment. gradient_bytes: of the parameters, from this backward to the step.
     forced: what had to be kept, and why. chunks: of the samples, in the last segment. offload: what of the saved waits
-    on the host, away_bytes. rest_bytes: from the input half of a backward to its weight half. added_bytes:
+    on the host, offloaded_bytes. rest_bytes: from the input half of a backward to its weight half. added_bytes:
     what backward takes less where gradients of another micro-batch are there to add its own to; both where not fused.
     weight_s: of backward_s, what the parameters' gradients take that the inputs' do not need. forward_host_s,
     backward_host_s: what the host takes to ask for it all; zero on a CPU.
@@ -62,7 +62,7 @@ class Kept:
     forced: tuple[tuple[str, str], ...] = ()
     chunks: int = 1
     offload: tuple[str, ...] = ()
-    away_bytes: int = 0
+    offloaded_bytes: int = 0
     rest_bytes: int = 0
     added_bytes: int = 0
     weight_s: float = 0.0
@@ -74,7 +74,7 @@ class Kept:
         return self.forward_s + self.backward_s
 
 
-def kept_curve(joint: Joint, costs: NodeCosts, held: Collection[str] = ()) -> tuple[Kept, ...]:
+def kept_curve(joint: Joint, costs: NodeCosts, held: Collection[str] = ()) -> tuple[RematPoint, ...]:
     """The exact lower hull of (resident bytes, seconds of recomputation), most bytes first.
 
     `held`: names of storages that another segment keeps anyway (the outputs that the next one reads).
@@ -83,9 +83,11 @@ def kept_curve(joint: Joint, costs: NodeCosts, held: Collection[str] = ()) -> tu
 
 
 @CACHES.memoized(maxsize=256)
-def _curve(joint: Joint, device: Device, fused: bool, mesh: Mesh | None, held: tuple[str, ...]) -> tuple[Kept, ...]:
+def _curve(
+    joint: Joint, device: Device, fused: bool, mesh: Mesh | None, held: tuple[str, ...]
+) -> tuple[RematPoint, ...]:
     costs = loaded(joint.module, NodeCosts(device, fused, mesh))
-    found: dict[frozenset[int], Kept] = {}
+    found: dict[frozenset[int], RematPoint] = {}
     for reads in (False, True) if costs.fused else (False,):
         problem, nodes = recomputation(joint, costs, held, reads)
         for answer in frontier(problem):
@@ -94,28 +96,28 @@ def _curve(joint: Joint, device: Device, fused: bool, mesh: Mesh | None, held: t
     return undominated(found.values())
 
 
-def fastest_way(joint: Joint, costs: NodeCosts) -> Kept:
+def fastest_way(joint: Joint, costs: NodeCosts) -> RematPoint:
     """The first of the curve, without the others where it stands apart from them."""
     return kept_curve(joint, costs)[0] if costs.fused else _fastest(joint, costs.device, costs.mesh)
 
 
 @CACHES.memoized(maxsize=256)
-def _fastest(joint: Joint, device: Device, mesh: Mesh | None) -> Kept:
+def _fastest(joint: Joint, device: Device, mesh: Mesh | None) -> RematPoint:
     costs = loaded(joint.module, NodeCosts(device, False, mesh))
     problem, nodes = recomputation(joint, costs)
     return _kept(joint, nodes, fastest(problem), costs, ())
 
 
-def undominated(ways: Iterable[Kept]) -> tuple[Kept, ...]:
+def undominated(ways: Iterable[RematPoint]) -> tuple[RematPoint, ...]:
     """Those that no other beats in seconds, resident bytes and both transients; most bytes first."""
-    found: list[Kept] = []
+    found: list[RematPoint] = []
     for kept in sorted(ways, key=lambda kept: (kept.seconds, kept.resident_bytes)):
         if not any(_beats(other, kept) for other in found):
             found.append(kept)
     return tuple(sorted(found, key=lambda kept: -kept.resident_bytes))
 
 
-def _beats(one: Kept, other: Kept) -> bool:
+def _beats(one: RematPoint, other: RematPoint) -> bool:
     return (
         one.seconds <= other.seconds
         and one.resident_bytes <= other.resident_bytes
@@ -166,11 +168,11 @@ def in_memory_anyway(joint: Joint) -> set[str]:
     """Parameters, common values, and buffers that the step does not replace."""
     graph = joint.graph
     replaced = {buffer for buffer, _ in graph.updates}
-    values = (*graph.commons, *graph.params, *(value for value in graph.buffers if value.name not in replaced))
+    values = (*graph.shared_values, *graph.params, *(value for value in graph.buffers if value.name not in replaced))
     return {label(value.name) for value in values}
 
 
-def _kept(joint: Joint, nodes: list[fx.Node], answer: Answer, costs: NodeCosts, held: Collection[str]) -> Kept:
+def _kept(joint: Joint, nodes: list[fx.Node], answer: Answer, costs: NodeCosts, held: Collection[str]) -> RematPoint:
     read = read_by_backward(joint)
     statistics = {node for node in read if is_statistic(node)} - {nodes[i] for i in answer.kept}
     found = cut(joint, {nodes[i] for i in answer.kept} | statistics, run=False)
@@ -197,7 +199,7 @@ def measure(
     resident_bytes: int,
     recompute_s: float,
     held: Collection[str] = (),
-) -> Kept:
+) -> RematPoint:
     """Seconds and peaks of a cut pair."""
     anyway = in_memory_anyway(joint)
     first, second = found.halves.first, found.halves.second
@@ -209,7 +211,7 @@ def measure(
     storages = {base(node) for node in gradients if isinstance(node, fx.Node)}
     params = frozenset(label(value.name) for value in joint.graph.params)
     late, read = weight_half(second, len(joint.grad_inputs), joint.tangents, params)
-    kept = Kept(
+    kept = RematPoint(
         found.saved,
         recompute,
         keep,

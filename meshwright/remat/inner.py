@@ -21,7 +21,7 @@ from meshwright.generate.cut import Cut, cut_at
 from meshwright.generate.joint import Joint
 from meshwright.generate.program import sharded_segment
 from meshwright.plan import Plan
-from meshwright.remat.curve import Kept, in_memory_anyway
+from meshwright.remat.curve import RematPoint, in_memory_anyway
 from meshwright.remat.tail import WIDE
 from meshwright.remat.traced import Tracer
 
@@ -33,11 +33,11 @@ def inner_options(
     plan: Plan,
     index: int,
     whole: SegmentGraph,
-    ways: Collection[Kept],
+    ways: Collection[RematPoint],
     costs: NodeCosts,
     traced: Tracer,
     numbers: Collection[int] = CHUNKS,
-) -> Iterator[Kept]:
+) -> Iterator[RematPoint]:
     """For every way that computes something again, its backward in so many chunks, where that is possible."""
     if any(op.target.startswith("meshwright.") for op in whole.ops):
         return  # collectives would run once per chunk
@@ -52,13 +52,15 @@ def inner_options(
             return
 
 
-def inner_way(whole: Joint, part: Joint, kept: Kept, chunks: int, costs: NodeCosts) -> Kept:
+def inner_way(whole: Joint, part: Joint, kept: RematPoint, chunks: int, costs: NodeCosts) -> RematPoint:
     """The same way with its backward in so many chunks."""
     return _option(whole, part, kept, chunks, costs.device, costs.fused, costs.mesh)
 
 
 @CACHES.memoized(maxsize=512)
-def _option(whole: Joint, part: Joint, kept: Kept, chunks: int, device: Device, fused: bool, mesh: Mesh | None) -> Kept:
+def _option(
+    whole: Joint, part: Joint, kept: RematPoint, chunks: int, device: Device, fused: bool, mesh: Mesh | None
+) -> RematPoint:
     costs = loaded(whole.module, NodeCosts(device, fused, mesh))
     one, other = (cut_at(joint, kept.recompute, kept.keep, run=False) for joint in (whole, part))
     slices(one.halves, other.halves, len(whole.grad_inputs), chunks)

@@ -11,7 +11,7 @@ from meshwright.generate.chunk import check_chunkable
 from meshwright.generate.program import sharded_segment
 from meshwright.plan import Plan
 from meshwright.profile.operands import type_bytes
-from meshwright.remat.curve import Kept, fastest_way
+from meshwright.remat.curve import RematPoint, fastest_way
 from meshwright.remat.traced import Tracer
 
 MOST_CHUNKS = 64
@@ -19,7 +19,9 @@ WIDE = 4
 """Bytes per number in which narrower gradients are summed."""
 
 
-def tail_options(program: Program, plan: Plan, whole: SegmentGraph, costs: NodeCosts, traced: Tracer) -> list[Kept]:
+def tail_options(
+    program: Program, plan: Plan, whole: SegmentGraph, costs: NodeCosts, traced: Tracer
+) -> list[RematPoint]:
     """One per number of chunks that divides the batch; none where the tail cannot be chunked."""
     batch, last = plan.microbatch, len(program.segments) - 1
     found = []
@@ -35,7 +37,7 @@ def tail_options(program: Program, plan: Plan, whole: SegmentGraph, costs: NodeC
     return found
 
 
-def tail_way(whole: SegmentGraph, part: SegmentGraph, chunks: int, costs: NodeCosts, traced: Tracer) -> Kept:
+def tail_way(whole: SegmentGraph, part: SegmentGraph, chunks: int, costs: NodeCosts, traced: Tracer) -> RematPoint:
     """The last segment in so many chunks."""
     joint = traced(part)
     inner = fastest_way(joint, costs)
@@ -46,7 +48,7 @@ def tail_way(whole: SegmentGraph, part: SegmentGraph, chunks: int, costs: NodeCo
     running = max(inner.forward_transient_bytes, inner.backward_transient_bytes) + inner.resident_bytes - slices
     peak = inputs + resident - gradients + sums + max(running, gradients)
     rate = costs.device.memory_bandwidth * costs.device.achievable_fraction("memory")
-    return Kept(
+    return RematPoint(
         saved=tuple(f"gradient of {name}" for name in (*joint.grad_inputs, *joint.grad_params)),
         recompute=inner.recompute,
         keep=inner.keep,

@@ -9,12 +9,12 @@ from meshwright.cost.traced.nodes import NodeCosts
 from meshwright.cost.traced.storage import storage_bytes
 from meshwright.generate.cut import cut_at
 from meshwright.generate.joint import Joint
-from meshwright.remat.curve import Kept, in_memory_anyway, measure
+from meshwright.remat.curve import RematPoint, in_memory_anyway, measure
 
 
 def cut_way(
     joint: Joint, costs: NodeCosts, recompute: tuple[str, ...], keep: tuple[str, ...], held: Collection[str] = ()
-) -> Kept:
+) -> RematPoint:
     """The pair that is cut where a Choice says. held: names of storages that another segment keeps anyway."""
     cut = cut_at(joint, recompute, keep, run=False)
     counted = set(cut.saved) - in_memory_anyway(joint) - set(held)

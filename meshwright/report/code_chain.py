@@ -13,9 +13,9 @@ from meshwright.generate.rolled import python_loops
 from meshwright.layout import I, Layout, conversion
 from meshwright.layout.steps import Op, Step
 from meshwright.plan import Plan
-from meshwright.plan.loaded import preset_named
-from meshwright.plan.stages import stage_commons
+from meshwright.plan.stages import stage_shared_values
 from meshwright.plan.units import show_spans
+from meshwright.plan.validate import preset_named
 from meshwright.report.code_kept import plainly
 
 End = tuple[int, str]
@@ -230,15 +230,17 @@ def chain(
         return made.get(name, f'batch["{name}"]' if name in inputs else f'values["{name}"]')
 
     if prologue.ops:
-        given = [f'batch["{v.name}"]' for v in prologue.commons] + [f'buffers["{v.name}"]' for v in prologue.buffers]
-        commons = stage_commons(program, stage.first, stage.end)
-        made |= {name: f"x_{identifier(name)}" for name in commons}
-        left = ", ".join(made[name] for name in commons)
+        given = [f'batch["{v.name}"]' for v in prologue.shared_values] + [
+            f'buffers["{v.name}"]' for v in prologue.buffers
+        ]
+        shared_values = stage_shared_values(program, stage.first, stage.end)
+        made |= {name: f"x_{identifier(name)}" for name in shared_values}
+        left = ", ".join(made[name] for name in shared_values)
         lines += _wrapped(f"{left} = {prologue_name(plan, number)}({', '.join(given)})", INDENT)
     fixed, calls = set(made), []
     for index in stage.segments:
         segment, graph = program.segments[index], segments[index]
-        given = [read(name) for name in (*segment.inputs, *segment.commons)]
+        given = [read(name) for name in (*segment.inputs, *segment.shared_values)]
         given += [_tied(name) if name in stage.tied_replicas else f'params["{name}"]' for name in segment.params]
         given += [f'buffers["{name}"]' for name in segment.buffers]
         for name in [name for name in made if name not in fixed and needed.get(name, -1) <= index]:

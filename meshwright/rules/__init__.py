@@ -3,7 +3,7 @@
 from meshwright.rules.register import register_rule
 from meshwright.rules.resolve import resolve_rule, tier
 from meshwright.rules.rule import Call, Lowering, Rule, Split
-from meshwright.rules.served import served, warn_of_fallbacks
+from meshwright.rules.rule_coverage import rule_coverage, warn_of_fallbacks
 from meshwright.rules.signature import CARRY, Signature
 from meshwright.rules.strategies import strategies, strategy
 from meshwright.rules.strategy import Narrow, Strategy, Way, parse_factors
@@ -21,7 +21,7 @@ __all__ = [
     "parse_factors",
     "register_rule",
     "resolve_rule",
-    "served",
+    "rule_coverage",
     "strategies",
     "strategy",
     "tier",

@@ -223,11 +223,13 @@ class _Stage:
         assert segment is not None
         cost = self.costs.segments[segment]
         if one.kind == "gather":
-            self.early[segment] = cost.early_bytes
+            self.early[segment] = cost.prefetched_param_bytes
             times = self.gathers[segment]
-            return self._hidden(one, index, cost.first_s / times, takes=cost.early_bytes, link_s=cost.link_s / times)
-        seconds = (cost.last_s - cost.scatter_s) / self.reduces[segment]
-        return self._hidden(one, index, seconds, late=cost.late_bytes, left=segment in self.left)
+            return self._hidden(
+                one, index, cost.gather_params_s / times, takes=cost.prefetched_param_bytes, link_s=cost.link_s / times
+            )
+        seconds = (cost.reduce_grads_s - cost.reduce_per_microbatch_s) / self.reduces[segment]
+        return self._hidden(one, index, seconds, late=cost.pending_grad_bytes, left=segment in self.left)
 
     def _hidden(
         self,
@@ -263,9 +265,9 @@ class _Stage:
         assert one.segment is not None
         cost, key = self.costs.at(one.microbatch == self.last).segments[one.segment], (one.segment, one.microbatch)
         if one.kind == "release":
-            return [Action(COMPUTE, index, jobs=(self.away[key],), gives=cost.away_bytes)]
+            return [Action(COMPUTE, index, jobs=(self.away[key],), gives=cost.offloaded_bytes)]
         self.away[key] = self._job(AWAY_LANE if one.kind == "offload" else BACK_LANE, one.kind, one)
-        takes = cost.away_bytes if one.kind == "fetch" else 0
+        takes = cost.offloaded_bytes if one.kind == "fetch" else 0
         return [Action(LANE, index, takes=takes, job=self.away[key], lane_s=cost.away_s)]
 
     def _compute(self, one: Instruction, index: int, waits: tuple[int, ...]) -> list[Action]:
@@ -275,7 +277,7 @@ class _Stage:
         arrived, takes = self._arrived(waits), -self.early.pop(one.segment, 0)
         if one.kind in ("forward", "pass"):
             self.made.host_s[self.stage] += cost.forward_host_s
-            takes += cost.resident_bytes + cost.away_bytes - arrived if one.kind == "forward" else 0
+            takes += cost.resident_bytes + cost.offloaded_bytes - arrived if one.kind == "forward" else 0
             works, moving = cost.forward_transient_bytes, _share(cost.forward_comm_s, cost.forward_s)
             wire_s = min(cost.forward_wire_s, cost.forward_s)
             return [Action(COMPUTE, index, cost.forward_s, waits, -1, takes, works, 0, moving, wire_s, jobs)]
@@ -301,7 +303,7 @@ class _Stage:
         works = cost.backward_transient_bytes - (cost.restored if again else 0)
         if whole and not again and one.segment in self.summing:
             works -= cost.added_bytes
-        held = cost.resident_bytes + cost.away_bytes + (cost.restored if again else 0)
+        held = cost.resident_bytes + cost.offloaded_bytes + (cost.restored if again else 0)
         rest = held if cost.rest_bytes is None else cost.rest_bytes
         gives = arrived + {"backward": held, "backward_input": held - rest, "backward_weight": rest}[one.kind]
         if one.kind != "backward_input" and one.segment not in self.summing:
@@ -313,7 +315,7 @@ class _Stage:
             self.made.host_s[self.stage] += cost.backward_host_s
             moving, wire_s = _share(cost.backward_comm_s, seconds), min(cost.backward_wire_s, seconds)
         made = Action(COMPUTE, index, seconds, after[0], -1, takes, works, gives, moving, wire_s, after[1])
-        if one.kind == "backward_input" or not cost.last_s:
+        if one.kind == "backward_input" or not cost.reduce_grads_s:
             return [made]
         return self._leaving(one, made, whole and not again)
 
@@ -323,18 +325,20 @@ class _Stage:
         segment = one.segment
         assert segment is not None
         cost = self.costs.segments[segment]
-        scatter_s = cost.scatter_s / self.made_by[segment]
-        lane_s = self._lane_s("reduce", cost, scatter_s)
-        blocks = [Action(BLOCKING, made.index, scatter_s - lane_s)] if scatter_s > lane_s else []
-        apart &= cost.departures > 1 and made.seconds > 0 and not made.wire_s
+        reduce_per_microbatch_s = cost.reduce_per_microbatch_s / self.made_by[segment]
+        lane_s = self._lane_s("reduce", cost, reduce_per_microbatch_s)
+        blocks = (
+            [Action(BLOCKING, made.index, reduce_per_microbatch_s - lane_s)] if reduce_per_microbatch_s > lane_s else []
+        )
+        apart &= cost.grad_buckets > 1 and made.seconds > 0 and not made.wire_s
         if apart and self.ends[segment] == made.index and self.reduces.get(segment) == 1:
-            lane_s += self._lane_s("reduce", cost, cost.last_s - cost.scatter_s)
+            lane_s += self._lane_s("reduce", cost, cost.reduce_grads_s - cost.reduce_per_microbatch_s)
             self.left.add(segment)
         if not lane_s:
             return [made, *blocks]
         self.reducing = job = self._job(COLLECTIVES, "reduce", one)
-        parts = cost.departures if apart else 1
-        return [replace(made, job=job, lane_s=lane_s, parts=parts, late=cost.late_bytes), *blocks]
+        parts = cost.grad_buckets if apart else 1
+        return [replace(made, job=job, lane_s=lane_s, parts=parts, late=cost.pending_grad_bytes), *blocks]
 
     def _arrived(self, waits: tuple[int, ...]) -> int:
         """Bytes of the messages that are read here for the first time: their buffers go."""
@@ -360,5 +364,5 @@ def _share(part_s: float, whole_s: float) -> float:
 
 def _backward_s(kind: str, cost: SegmentCost) -> float:
     assert kind in BACKWARDS
-    first_s = cost.backward_input_s if kind != "backward_weight" else 0.0
-    return first_s + (cost.backward_weight_s if kind != "backward_input" else 0.0)
+    gather_params_s = cost.backward_input_s if kind != "backward_weight" else 0.0
+    return gather_params_s + (cost.backward_weight_s if kind != "backward_input" else 0.0)

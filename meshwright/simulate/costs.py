@@ -14,30 +14,43 @@ LEAST_S = -1e-9
 
 @dataclass(frozen=True, slots=True)
 class SegmentCost:
-    """What one segment takes and holds; a FrontierPoint's figures, and what only a list of Instructions asks for.
+    """What the simulator plays of one segment: a FrontierPoint's figures, and what only Instructions ask for.
 
-    Per micro-batch: forward_s, the halves of a backward, recompute_s of a `recompute` (what is recomputed inside a
-    backward is in backward_input_s). Per step: first_s of all its gathers, last_s of all its reductions, scatter_s of
-    them after each micro-batch; overlappable_s: what of these overlaps compute; step_s: the optimizer.
-    departures: in how many parts gradients leave while a whole backward runs. forward_wire_s, backward_wire_s: of the
-    segment's own collectives, those on the lane's links; forward_comm_s, backward_comm_s: all of them. The host's
-    seconds to ask for it: forward_host_s, backward_host_s, recompute_host_s per micro-batch, step_host_s.
+    Seconds per micro-batch:
+    forward_s, backward_input_s, backward_weight_s: of each pass; what backward recomputes is in backward_input_s.
+    recompute_s: of a `recompute` instruction.
+    forward_wire_s, backward_wire_s: the segment's own collectives on the links of the gather lane.
+    forward_comm_s, backward_comm_s: all of its own collectives.
+    forward_host_s, backward_host_s, recompute_host_s: the host's launches.
+    away_s: one copy of offloaded activations to the host, and one back.
 
-    gradient_bytes: what of static_bytes is there only from the segment's first backward on. restored_bytes: what of
-    backward_transient_bytes a `recompute` brings back, held until backward is over; all of it unless said. rest_bytes:
-    held from the input half of a backward to its weight half; all that was held before unless said. added_bytes: what
-    of backward_transient_bytes is not there once gradients of another micro-batch are, to which its own are added as
-    they are made. late_bytes: of gradients until a reduction that overlaps compute is over. early_bytes: of
-    parameters from their gather to the run that reads them, whose transients they are among. away_bytes: of what is
-    kept, what waits on the host; away_s: of the copy there, and of that back. link_s: of first_s, copies of weights
-    from the host. Of parameters whose optimizer state is on the host: hosted_step_s of their updates, fetch_state_s and
-    put_state_s of the copies before and after them, state_bytes on the device meanwhile."""
+    Seconds per step:
+    gather_params_s: all gathers of parameters; link_s: of these, copies of weights from the host.
+    reduce_grads_s: all reductions; reduce_per_microbatch_s: of these, what follows each micro-batch.
+    overlappable_s: of gathers and reductions, what overlaps with compute.
+    step_s: the optimizer; step_host_s: the host's launches besides.
+    hosted_step_s: updates of parameters whose optimizer state is on the host.
+    fetch_state_s, put_state_s: copies of that state before and after them.
+
+    Bytes:
+    gradient_bytes: of static_bytes, what is there only from the first backward on.
+    restored_bytes: of backward_transient_bytes, what a `recompute` brings back; all of it unless given.
+    rest_bytes: held from the input half of a backward to its weight half; all that was held unless given.
+    added_bytes: of backward_transient_bytes, what is not needed once gradients are added to those of an earlier
+    micro-batch.
+    pending_grad_bytes: gradients that wait for a reduction which overlaps with compute.
+    prefetched_param_bytes: parameters from their gather to the run that reads them; among that run's transients.
+    offloaded_bytes: of what is kept, what waits on the host.
+    state_bytes: optimizer state from the host, on the device during its update.
+
+    grad_buckets: equal parts in which gradients leave while a whole backward runs.
+    """
 
     forward_s: float
     backward_input_s: float
     backward_weight_s: float
-    first_s: float = 0.0
-    last_s: float = 0.0
+    gather_params_s: float = 0.0
+    reduce_grads_s: float = 0.0
     step_s: float = 0.0
     overlappable_s: float = 0.0
     static_bytes: int = 0
@@ -49,19 +62,19 @@ class SegmentCost:
     restored_bytes: int | None = None
     rest_bytes: int | None = None
     added_bytes: int = 0
-    late_bytes: int = 0
+    pending_grad_bytes: int = 0
     forward_wire_s: float = 0.0
     backward_wire_s: float = 0.0
     forward_comm_s: float = 0.0
     backward_comm_s: float = 0.0
-    scatter_s: float = 0.0
-    departures: int = 1
+    reduce_per_microbatch_s: float = 0.0
+    grad_buckets: int = 1
     forward_host_s: float = 0.0
     backward_host_s: float = 0.0
     recompute_host_s: float = 0.0
     step_host_s: float = 0.0
-    early_bytes: int = 0
-    away_bytes: int = 0
+    prefetched_param_bytes: int = 0
+    offloaded_bytes: int = 0
     away_s: float = 0.0
     link_s: float = 0.0
     hosted_step_s: float = 0.0
@@ -75,23 +88,23 @@ class SegmentCost:
             point.forward_s,
             point.backward_input_s + point.slowed_s,
             point.backward_weight_s,
-            point.first_s,
-            point.last_s,
+            point.gather_params_s,
+            point.reduce_grads_s,
             point.step_s,
-            point.hideable_s,
+            point.async_comm_s,
             point.static_bytes,
             point.resident_bytes,
             point.forward_transient_bytes,
             point.backward_transient_bytes,
-            late_bytes=point.late_bytes,
+            pending_grad_bytes=point.pending_grad_bytes,
             forward_wire_s=point.forward_wire_s,
             backward_wire_s=point.backward_wire_s,
-            scatter_s=point.scatter_s,
-            departures=point.departures,
+            reduce_per_microbatch_s=point.reduce_per_microbatch_s,
+            grad_buckets=point.grad_buckets,
             forward_host_s=point.forward_host_s,
             backward_host_s=point.backward_host_s,
             step_host_s=point.step_host_s,
-            early_bytes=point.early_bytes,
+            prefetched_param_bytes=point.prefetched_param_bytes,
         )
 
     @property
@@ -108,8 +121,8 @@ class SegmentCost:
         """No seconds are negative, or not a number."""
         return (
             self.forward_s >= LEAST_S <= self.backward_input_s
-            and self.backward_weight_s >= LEAST_S <= self.first_s
-            and self.last_s >= LEAST_S <= self.step_s
+            and self.backward_weight_s >= LEAST_S <= self.gather_params_s
+            and self.reduce_grads_s >= LEAST_S <= self.step_s
             and self.overlappable_s >= LEAST_S <= self.recompute_s
             and self.hosted_step_s >= LEAST_S <= self.fetch_state_s
         )
@@ -122,8 +135,10 @@ class SegmentCost:
     def overlapped_share(self, kind: str) -> float:
         """The share of a `gather` or `reduce` that may overlap compute: reductions come first."""
         if kind == "reduce":
-            return min(1.0, self.overlappable_s / self.last_s) if self.last_s else 0.0
-        return max(0.0, self.overlappable_s - self.last_s) / self.first_s if self.first_s else 0.0
+            return min(1.0, self.overlappable_s / self.reduce_grads_s) if self.reduce_grads_s else 0.0
+        return (
+            max(0.0, self.overlappable_s - self.reduce_grads_s) / self.gather_params_s if self.gather_params_s else 0.0
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ def test_only_buffers_are_updated(program: Program) -> None:
         with_graph(program, replace(graph, updates=(("x", graph.outputs[0]),))).verify()
 
 
-@pytest.mark.parametrize("kind", ["inputs", "commons", "params", "outputs"])
+@pytest.mark.parametrize("kind", ["inputs", "shared_values", "params", "outputs"])
 def test_a_segment_binds_what_its_graph_has(program: Program, kind: str) -> None:
     segments = list(program.segments)
     index = next(i for i, segment in enumerate(segments) if getattr(segment, kind))

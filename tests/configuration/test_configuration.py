@@ -190,7 +190,7 @@ def test_what_nothing_hides_comes_after_the_last_backward_that_the_host_asked_fo
     step = Step(SMALL, given, load_cluster("h100:2x8"), slow)
     alone = Step(SMALL, replace(given, dp=1, global_batch=4), load_cluster("h100:1"), slow)
     blocks = ("embedding", *["dense"] * SMALL.layers, "head")
-    reduced_s = sum(step.point(name).last_s for name in blocks)
+    reduced_s = sum(step.point(name).reduce_grads_s for name in blocks)
     assert reduced_s > 1e-3
     assert step.predict().step_s - alone.predict().step_s == pytest.approx(reduced_s, rel=0.01)
 
@@ -203,7 +203,7 @@ def test_compute_slows_while_gathers_and_reductions_run(cluster: str, lost: floa
         Step(SMALL, replace(given, contention=contention), load_cluster(cluster), PLAIN).point("dense")
         for contention in (True, False)
     )
-    assert plain.overlappable_s == pytest.approx(plain.first_s + plain.last_s)
+    assert plain.overlappable_s == pytest.approx(plain.gather_params_s + plain.reduce_grads_s)
     assert slowed.overlappable_s == pytest.approx((1 - lost) * plain.overlappable_s)
 
 

@@ -92,7 +92,7 @@ def test_recomputing_everything_keeps_the_inputs_alone() -> None:
     joint = trace(graph)
     every = [joint.names[node] for node in read_by_backward(joint)]
     pair = make_pair(graph, recompute=every)
-    assert set(pair.saved) == {value.name for value in (*graph.inputs, *graph.commons)}
+    assert set(pair.saved) == {value.name for value in (*graph.inputs, *graph.shared_values)}
     _, kept = step(pair)
     _, all_kept = step(make_pair(graph))
     assert bytes_of(kept) < 0.2 * bytes_of(all_kept)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from meshwright.cluster import logical_mesh
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout, all_layouts
-from meshwright.layout.courier import Courier, Task
+from meshwright.layout.courier import BackgroundWaiter, Task
 from meshwright.layout.crossmesh import KINDS, Box, Move, Side, make_route, route
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def test_an_error_of_a_task_is_raised_where_it_is_waited_for() -> None:
     def fails() -> None:
         raise ValueError("gone")
 
-    courier, task = Courier(), Task(fails)
+    courier, task = BackgroundWaiter(), Task(fails)
     courier.take(task)
     for _ in range(2):
         with pytest.raises(ValueError, match="gone"):

@@ -25,7 +25,7 @@ from meshwright.pins.pins import Pins
 from meshwright.plan import Choice, ParameterPlan, Plan
 from meshwright.planner.chain.mix import Chain
 from meshwright.planner.realize import draft
-from meshwright.planner.sharding.model import Frontier, Point
+from meshwright.planner.sharding.model import Point, ShardingModel
 from meshwright.predict import predict
 from meshwright.predict.ways import with_choices
 from meshwright.price.overlap import overlapped
@@ -58,7 +58,7 @@ class Sharding:
 
     step_s: float
     chain: Chain
-    frontier: Frontier
+    shardings: ShardingModel
 
 
 def best_step_s(
@@ -73,7 +73,7 @@ def best_step_s(
     for sharding in sorted(_shardings(program, cluster, numbers, best_s), key=lambda one: one.step_s):
         if sharding.step_s >= best_s:
             break
-        plan = draft(program, cluster, sharding.chain, sharding.frontier)
+        plan = draft(program, cluster, sharding.chain, sharding.shardings)
         if plan.predicted.static_bytes > budget:
             continue
         for chosen in every_kept(plan, program, most):
@@ -102,11 +102,11 @@ def _oracles(program: Program, cluster: Cluster, numbers: Sequence[int]) -> Iter
 def _shardings(program: Program, cluster: Cluster, numbers: Sequence[int], limit_s: float) -> Iterator[Sharding]:
     for oracle in _oracles(program, cluster, numbers):
         number = oracle.setting.microbatches
-        frontier = Frontier(oracle.program, oracle.mesh, Pins(), oracle.setting)
+        shardings = ShardingModel(oracle.program, oracle.mesh, Pins(), oracle.setting)
         for points in oracle.chains(limit_s):
             step_s = overlapped([point.point for point in points], number)
             if step_s < limit_s:
-                yield Sharding(step_s, Chain(points, (), number), frontier)
+                yield Sharding(step_s, Chain(points, (), number), shardings)
 
 
 @dataclass(frozen=True)

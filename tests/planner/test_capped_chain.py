@@ -9,7 +9,7 @@ from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.pins.meshes import allowed_meshes
 from meshwright.planner.chain.lagrangian import chain_at
-from meshwright.planner.search.mesh_search import Together
+from meshwright.planner.search.mesh_search import MeshSearch
 from meshwright.planner.space.candidates import candidates_on
 from meshwright.price.parameter import Setting
 
@@ -31,8 +31,8 @@ def test_a_cap_under_which_no_layer_runs_keeps_the_chain_and_blames_no_pins() ->
     """It was refused as pins that disagree, where there are none."""
     program = capture(Residual(), torch.randn(64, 64))
     meshes = [mesh for mesh in allowed_meshes(load_cluster("h100:8"), (), 2) if len(mesh.axes) == 2]
-    frontier = candidates_on(program, meshes, (), Setting("adamw", "fp32"), few=True)[0].frontier(1)
-    chain = chain_at(frontier, 0.0)
+    shardings = candidates_on(program, meshes, (), Setting("adamw", "fp32"), few=True)[0].shardings(1)
+    chain = chain_at(shardings, 0.0)
     budget = chain.static_bytes + chain.transient_bytes // 100
-    together = Together(frontier, program, budget, lambda *_: None, known_s=1.0)  # type: ignore[arg-type, return-value]
-    assert together._lean(frontier, chain) is chain
+    together = MeshSearch(shardings, program, budget, lambda *_: None, incumbent_s=1.0)  # type: ignore[arg-type, return-value]
+    assert together._lean(shardings, chain) is chain

@@ -87,7 +87,7 @@ def test_a_transformer_layer_takes_two_all_reduces_each_way_less_the_first() -> 
     assert plan.predicted.collectives == (Collective("all_reduce", "tp", 8 * 8 * 128 * 4),) * (4 * layers - 1)
 
 
-class Mixture(nn.Module):
+class RematChain(nn.Module):
     def __init__(self, hidden: int, experts: int) -> None:
         super().__init__()
         self.first = nn.Linear(hidden, hidden, bias=False)
@@ -100,7 +100,7 @@ class Mixture(nn.Module):
 
 def test_experts_are_split_and_tokens_sent_to_them_and_back() -> None:
     """Two all-to-alls each way, of a device's tokens twice over, since each goes to two experts."""
-    plan = planned(Mixture(64, 16), (64, 16, 64), SPLIT)
+    plan = planned(RematChain(64, 16), (64, 16, 64), SPLIT)
     assert plan.mesh.names == ("ep",)
     assert plan.parameters["experts.up"].compute == plan.parameters["experts.down"].compute == "[S(0)]"
     sent = [item for item in plan.predicted.collectives if item.kind == "all_to_all"]

@@ -16,7 +16,7 @@ from meshwright.pins.pins import Pins
 from meshwright.planner.chain.shortest_path import walk
 from meshwright.planner.plan import make_plan
 from meshwright.planner.sharding.eliminated import solve_segment
-from meshwright.planner.sharding.model import Frontier
+from meshwright.planner.sharding.model import ShardingModel
 from meshwright.planner.sharding.segment import SegmentProblem
 from meshwright.price.parameter import Setting
 from meshwright.price.segment import price_segment
@@ -24,9 +24,9 @@ from meshwright.rules import strategies
 from meshwright.select import solve
 
 
-def frontier_of(name: str, shape: tuple[int, ...], setting: Setting | None = None) -> Frontier:
+def frontier_of(name: str, shape: tuple[int, ...], setting: Setting | None = None) -> ShardingModel:
     mesh = load_cluster(f"local:{np.prod(shape)}").mesh(shape)
-    return Frontier(capture(*small_model(name)), mesh, Pins(), setting or Setting())
+    return ShardingModel(capture(*small_model(name)), mesh, Pins(), setting or Setting())
 
 
 @pytest.mark.parametrize("shape", [(2,), (3,), (2, 2)])
@@ -46,41 +46,41 @@ def test_the_price_is_the_objective_in_micro_batches(precision: str) -> None:
     agrees(frontier_of("llama", (2,), setting), setting)
 
 
-def agrees(frontier: Frontier, setting: Setting) -> None:
-    for index in range(len(frontier.program.graphs)):
-        segment = next(segment for segment in frontier.program.segments if segment.graph == index)
-        solved = solve_segment(SegmentProblem(frontier.space(segment)), 0.0, index)
+def agrees(shardings: ShardingModel, setting: Setting) -> None:
+    for index in range(len(shardings.program.graphs)):
+        segment = next(segment for segment in shardings.program.segments if segment.graph == index)
+        solved = solve_segment(SegmentProblem(shardings.space(segment)), 0.0, index)
         combinations = np.argwhere(np.isfinite(solved.costs))
         assert len(combinations) == solved.costs.size, "without pins every boundary layout can be had"
         for options in combinations[:: max(1, len(combinations) // 6)]:
             answer = solved.answer(tuple(options))
-            fixed = frontier.space(segment).graph
-            point = price_segment(fixed, answer.choice, answer.parameters, frontier.mesh, setting)
+            fixed = shardings.space(segment).graph
+            point = price_segment(fixed, answer.choice, answer.parameters, shardings.mesh, setting)
             assert point.seconds(setting.microbatches) == pytest.approx(answer.objective, rel=1e-9)
 
 
 @pytest.mark.parametrize("shape", [(2,), (2, 2)])
 @pytest.mark.parametrize("name", NAMES)
 def test_highs_and_elimination_agree(name: str, shape: tuple[int, ...]) -> None:
-    frontier = frontier_of(name, shape)
-    for index in range(len(frontier.program.graphs)):
-        segment = next(segment for segment in frontier.program.segments if segment.graph == index)
-        problem = SegmentProblem(frontier.space(segment)).problem
+    shardings = frontier_of(name, shape)
+    for index in range(len(shardings.program.graphs)):
+        segment = next(segment for segment in shardings.program.segments if segment.graph == index)
+        problem = SegmentProblem(shardings.space(segment)).problem
         if len(shape) > 1 and problem.nodes > 20:
             continue  # HiGHS alone takes minutes there; the small graphs hold the two-axis terms
-        by_tables = solve_segment(SegmentProblem(frontier.space(segment)), 0.0, index).costs.min()
+        by_tables = solve_segment(SegmentProblem(shardings.space(segment)), 0.0, index).costs.min()
         assert by_tables == pytest.approx(solve(problem, method="ilp").cost, rel=1e-6)
 
 
 def test_the_chain_is_the_best_over_all_boundary_layouts() -> None:
     """Enumerate every combination of boundary layouts of a whole model; the walk finds the cheapest."""
-    frontier = frontier_of("llama", (2,))
-    assert not any(len(users) > 1 for users in frontier.uses.values()), "no tied weights"
+    shardings = frontier_of("llama", (2,))
+    assert not any(len(users) > 1 for users in shardings.uses.values()), "no tied weights"
     best = np.zeros(1)
-    for index in range(len(frontier.program.segments)):
-        costs = frontier.solve(index, 0.0).costs
+    for index in range(len(shardings.program.segments)):
+        costs = shardings.solve(index, 0.0).costs
         best = (best[:, None] + costs.reshape(len(best), -1)).min(axis=0)
-    assert walk(frontier, 0.0)[0] == pytest.approx(float(best.min()))
+    assert walk(shardings, 0.0)[0] == pytest.approx(float(best.min()))
 
 
 def test_no_single_change_of_strategy_is_cheaper() -> None:

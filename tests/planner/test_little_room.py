@@ -16,10 +16,10 @@ from meshwright.cluster import load_cluster
 from meshwright.pins.meshes import allowed_meshes
 from meshwright.planner.chain.exact import exact_chain
 from meshwright.planner.chain.exact_memory import Leanest
-from meshwright.planner.chain.lagrangian import chain_at, floor_s, solve_chain
+from meshwright.planner.chain.lagrangian import chain_at, memory_free_bound_s, solve_chain
 from meshwright.planner.plan import make_plan
-from meshwright.planner.search.mesh_search import Together
-from meshwright.planner.sharding.model import Frontier
+from meshwright.planner.search.mesh_search import MeshSearch
+from meshwright.planner.sharding.model import ShardingModel
 from meshwright.planner.space.candidates import candidates_on
 from meshwright.price.parameter import Setting
 
@@ -55,21 +55,21 @@ def program(layers: int = 3) -> Program:
 
 
 @cache
-def frontier(microbatches: int) -> Frontier:
+def shardings(microbatches: int) -> ShardingModel:
     candidates = candidates_on(program(), allowed_meshes(load_cluster("local:2"), (), 3), (), Setting("adamw", "fp32"))
-    return candidates[0].frontier(microbatches)
+    return candidates[0].shardings(microbatches)
 
 
 def test_gradients_that_wait_are_given_room() -> None:
     """The fastest whose ops fit leaves too little for what waits besides: a slower one is found, which fits."""
-    found, bound_s = exact_chain(frontier(16), LEAST, 0.0)
+    found, bound_s = exact_chain(shardings(16), LEAST, 0.0)
     assert found is not None
     assert found.peak_bytes <= LEAST
     assert found.seconds > bound_s
 
 
 def test_a_sharding_is_found_at_hardly_more_than_the_weights() -> None:
-    found, bound_s = solve_chain(frontier(16), LEAST)
+    found, bound_s = solve_chain(shardings(16), LEAST)
     assert found is not None
     assert found.peak_bytes <= LEAST
     assert bound_s <= found.seconds
@@ -78,23 +78,23 @@ def test_a_sharding_is_found_at_hardly_more_than_the_weights() -> None:
 def test_a_question_whether_anything_fits_is_not_solved_to_optimality(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chain that fits is found without the exact search, and fewer bytes than any moment needs are refused by proof,
     as that search would."""
-    lean = Leanest.of(frontier(16))
+    lean = Leanest.of(shardings(16))
     fewest = int(lean.least_bytes)
     assert lean.chain(fewest - 1, 0.0) == (None, True)
-    assert exact_chain(frontier(16), fewest - 1, 0.0) == (None, float("inf"))
+    assert exact_chain(shardings(16), fewest - 1, 0.0) == (None, float("inf"))
     monkeypatch.setattr(chains, "exact_chain", None)
-    found, _ = solve_chain(frontier(16), LEAST, first=True)
+    found, _ = solve_chain(shardings(16), LEAST, first=True)
     assert found is not None
     assert found.peak_bytes <= LEAST
-    assert solve_chain(frontier(16), fewest - 1, first=True) == (None, float("inf"))
+    assert solve_chain(shardings(16), fewest - 1, first=True) == (None, float("inf"))
 
 
 def test_ops_need_no_more_than_the_weights_leave() -> None:
     """At a high price weights are gathered for each use, two copies at a time; a lean sharding cuts what reads them."""
     budget = 960_000
-    here = frontier(2).recomputing()
-    together = Together(here, program(), budget, lambda chain, frontier: None, float("inf"))  # type: ignore[arg-type,return-value]
-    chain = chain_at(here, 10 * floor_s(here) / budget)
+    here = shardings(2).recomputing()
+    together = MeshSearch(here, program(), budget, lambda chain, shardings: None, float("inf"))  # type: ignore[arg-type,return-value]
+    chain = chain_at(here, 10 * memory_free_bound_s(here) / budget)
     assert chain.static_bytes + chain.transient_bytes > budget
     lean = together._lean(here, chain)
     assert lean.static_bytes + lean.transient_bytes <= budget

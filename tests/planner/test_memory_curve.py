@@ -28,19 +28,19 @@ from meshwright.generate.pair import pair_of
 from meshwright.generate.program import sharded_segments
 from meshwright.planner.memory import curves
 from meshwright.planner.one_device import fit_curves
-from meshwright.remat.curve import Kept, fastest_way, kept_curve
+from meshwright.remat.curve import RematPoint, fastest_way, kept_curve
 
 
 def device() -> Device:
     return meshes(load_cluster("local:1"))[0].device
 
 
-def curve(name: str, index: int) -> tuple[Joint, tuple[Kept, ...]]:
+def curve(name: str, index: int) -> tuple[Joint, tuple[RematPoint, ...]]:
     joint = trace(capture(*small_model(name)).graphs[index].at(6))
     return joint, kept_curve(joint, NodeCosts(device()))
 
 
-def measured(joint: Joint, kept: Kept) -> tuple[int, int, int]:
+def measured(joint: Joint, kept: RematPoint) -> tuple[int, int, int]:
     """(resident bytes, forward peak, backward peak) of a real run; parameters and common values aside."""
     torch.manual_seed(1)
     graph = joint.graph
@@ -87,7 +87,7 @@ def test_less_memory_takes_longer_and_the_ends_are_known(name: str) -> None:
         assert less.resident_bytes < more.resident_bytes
         assert less.recompute_s > more.recompute_s
         assert less.seconds == pytest.approx(points[0].seconds + less.recompute_s, rel=1e-6)
-    inputs = {value.name for value in (*joint.graph.inputs, *joint.graph.commons, *joint.graph.buffers)}
+    inputs = {value.name for value in (*joint.graph.inputs, *joint.graph.shared_values, *joint.graph.buffers)}
     statistics = {name for node, name in joint.names.items() if is_statistic(node)}
     assert set(points[-1].saved) <= inputs | statistics
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.plan import Choice, FrontierPoint
-from meshwright.planner.chain.label_dp import Offer, best_mixture
+from meshwright.planner.chain.label_dp import SegmentOffer, label_dp
 
 CHOICE = Choice(0, (), (), {})
 BUDGET = 60
@@ -40,7 +40,7 @@ class Chained:
 @settings(max_examples=150, deadline=None)
 @given(st.lists(offers, min_size=1, max_size=4))
 def test_the_fastest_mixture_of_neighbours_that_agree(drawn: list[Any]) -> None:
-    found = [[Offer((a, b), object(), tuple(kept)) for a, b, kept in here] for here in drawn]  # type: ignore[arg-type]
+    found = [[SegmentOffer((a, b), object(), tuple(kept)) for a, b, kept in here] for here in drawn]  # type: ignore[arg-type]
     best: dict[tuple[int, ...], int] = {}
     for picks in product(*(range(len(here)) for here in found)):
         taken = [here[pick] for here, pick in zip(found, picks, strict=True)]
@@ -52,7 +52,7 @@ def test_the_fastest_mixture_of_neighbours_that_agree(drawn: list[Any]) -> None:
             ]
             if times:
                 best[picks] = min(times)
-    mixed = best_mixture(Chained(len(found)), found, BUDGET, float("inf"), 0.0)  # type: ignore[arg-type]
+    mixed = label_dp(Chained(len(found)), found, BUDGET, float("inf"), 0.0)  # type: ignore[arg-type]
     assert (mixed is not None) == bool(best)
     if mixed is not None:
         picked = tuple(

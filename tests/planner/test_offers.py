@@ -13,7 +13,7 @@ from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.models.reference import parse_reference
 from meshwright.planner.pipeline.meshes import stage_meshes
-from meshwright.planner.pipeline.sharded_chains import offers
+from meshwright.planner.pipeline.sharded_chains import sharded_chains
 from meshwright.planner.pipeline.shortlist import chosen_ports
 from meshwright.planner.plan import make_plan
 from meshwright.planner.space.long_lived import crowded
@@ -28,8 +28,8 @@ def test_with_much_memory_prices_that_save_it_are_left_out_and_nothing_is_lost()
     assert crowded(program)
     cluster, setting = load_cluster("local:4"), Setting().cut(program.batch, 2)
     stage = next(one for one in stage_meshes(cluster, (), None, sizes=[2]) if one.mesh.sizes == (2,))
-    few = offers(program, 0, replace(stage, memory_bytes=1 << 50), setting, recompute=True)
-    every = offers(program, 0, replace(stage, memory_bytes=1), setting, recompute=True)
+    few = sharded_chains(program, 0, replace(stage, memory_bytes=1 << 50), setting, recompute=True)
+    every = sharded_chains(program, 0, replace(stage, memory_bytes=1), setting, recompute=True)
     assert len(few) < len(every)
     roomy = [replace(stage, memory_bytes=1 << 50)]
     chosen = [[one.key for one in chosen_ports(found, roomy, 4, 2, inf)] for found in (few, every)]

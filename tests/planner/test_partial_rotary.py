@@ -10,7 +10,7 @@ from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.pins.meshes import allowed_meshes
 from meshwright.pins.pins import Pins
-from meshwright.planner.sharding.model import Frontier
+from meshwright.planner.sharding.model import ShardingModel
 from meshwright.price.parameter import Setting
 
 HEADS, HEAD, ROTARY, LENGTH = 8, 32, 16, 16
@@ -48,5 +48,5 @@ def test_its_tables_are_held_on_two_axes() -> None:
     x = torch.randn(8, LENGTH, HEADS * HEAD)
     program = capture(model, (x,), lambda y, x: (y - x).square().mean())
     mesh = next(mesh for mesh in allowed_meshes(load_cluster("dgx-h100:1"), (), 2) if mesh.sizes == (2, 4))
-    frontier = Frontier(program, mesh, Pins(), Setting())
-    assert all(frontier.problem(index).prepared is not None for index in range(len(program.segments)))
+    shardings = ShardingModel(program, mesh, Pins(), Setting())
+    assert all(shardings.problem(index).prepared is not None for index in range(len(program.segments)))

@@ -9,7 +9,7 @@ from meshwright.cluster import load_cluster
 from meshwright.layout import Layout
 from meshwright.models.reference import parse_reference
 from meshwright.pins.pins import Pins
-from meshwright.planner.sharding.model import Frontier
+from meshwright.planner.sharding.model import ShardingModel
 from meshwright.planner.space.image_boundaries import ALL, NO_HEIGHT, NO_WIDTH, crossing, freedoms
 from meshwright.price.parameter import Setting
 
@@ -37,6 +37,6 @@ def test_cells_that_read_several_others_have_tables_that_can_be_held() -> None:
     program = capture(*parse_reference("amoebanet?layers=3&width=24&image=64").meta(8)).at_batch(8)
     cluster = load_cluster("local:4")
     assert freedoms(program, cluster.mesh((4,))) == (ALL,)
-    frontier = Frontier(program, cluster.mesh((2, 2)), Pins(), Setting())
-    assert all(frontier.problem(index).prepared for index in range(len(program.segments)))
-    assert frontier.freedom == [NO_HEIGHT]
+    shardings = ShardingModel(program, cluster.mesh((2, 2)), Pins(), Setting())
+    assert all(shardings.problem(index).prepared for index in range(len(program.segments)))
+    assert shardings.freedom == [NO_HEIGHT]

@@ -133,7 +133,7 @@ def test_numbers_that_do_not_divide_the_batch_are_tried(monkeypatch: pytest.Monk
     look_at = pipeline._Search.try_count
 
     def spied(self: pipeline._Search, count: int) -> float:
-        self.known_s = float("inf")
+        self.incumbent_s = float("inf")
         tried[count] = look_at(self, count)
         return tried[count]
 
@@ -144,9 +144,9 @@ def test_numbers_that_do_not_divide_the_batch_are_tried(monkeypatch: pytest.Monk
     assert tried[6] < tried[11] < float("inf")
 
 
-@pytest.mark.parametrize(("batch", "known_s", "last"), [(16, 1.0, 2), (16, float("inf"), 16), (10**6, 1.0, 125)])
+@pytest.mark.parametrize(("batch", "incumbent_s", "last"), [(16, 1.0, 2), (16, float("inf"), 16), (10**6, 1.0, 125)])
 def test_which_numbers_of_micro_batches_are_tried(
-    batch: int, known_s: float, last: int, monkeypatch: pytest.MonkeyPatch
+    batch: int, incumbent_s: float, last: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where nothing is faster, one more and one fewer; where nothing fits, as many as there are. Of a very large batch
     no more than fill the devices."""
@@ -159,9 +159,9 @@ def test_which_numbers_of_micro_batches_are_tried(
     monkeypatch.setattr(pipeline._Search, "try_count", spied)
     program, pins = capture(*parse_reference("mlp?hidden=8&inputs=4").meta(batch)), PipelinePins(2, None, ())
     search = pipeline._Search(
-        program, load_cluster("local:2"), None, Setting(), pins, known_s, None, recompute=False, method="auto"
+        program, load_cluster("local:2"), None, Setting(), pins, incumbent_s, None, recompute=False, method="auto"
     )
-    search.climb(search.counts())
+    search.search_microbatches(search.counts())
     assert last in tried
     assert max(tried) <= 2 * 2 * pipeline.MOST_UNITS
 

@@ -15,12 +15,12 @@ from meshwright.capture.experts import MIX
 from meshwright.cluster import load_cluster
 from meshwright.cutting import even_cuts
 from meshwright.models.reference import parse_reference
-from meshwright.planner.chain.lagrangian import chain_at, floor_s, least_s
+from meshwright.planner.chain.lagrangian import chain_at, memory_free_bound_s, step_bound_s
 from meshwright.planner.chain.shortest_path import least_cost
 from meshwright.planner.effort import RETRIES
 from meshwright.planner.plan import make_plan
 from meshwright.planner.search import dual_bound as bounds
-from meshwright.planner.search.dual_bound import Bound, best_bound, entries
+from meshwright.planner.search.dual_bound import DualBound, best_bound, search_nodes
 from meshwright.planner.search.keep_all import Least, in_proportion
 from meshwright.planner.space.candidates import candidates_on
 from meshwright.price.parameter import Setting
@@ -32,11 +32,11 @@ def test_more_micro_batches_are_no_faster_and_take_no_less_than_their_part(name:
     assert in_proportion(program)
     mesh = load_cluster("dgx-h100:1").mesh((2, 2), ranks=(0, 1, 2, 3))
     for candidate in candidates_on(program, [mesh], (), Setting()):
-        made = {number: candidate.frontier(number) for number in candidate.microbatches}
+        made = {number: candidate.shardings(number) for number in candidate.microbatches}
         least = Least.of(made[candidate.microbatches[0]])
-        for number, frontier in made.items():
-            assert least.bytes_at(number) <= frontier.least_held() + frontier.least_transient()
-        floors = [floor_s(frontier) for frontier in made.values()]
+        for number, shardings in made.items():
+            assert least.bytes_at(number) <= shardings.least_held() + shardings.least_transient()
+        floors = [memory_free_bound_s(shardings) for shardings in made.values()]
         assert all(one <= other * (1 + 1e-12) for one, other in pairwise(floors))
 
 
@@ -58,11 +58,11 @@ def test_what_the_host_has_to_ask_for_bounds_steps_that_wait_for_it() -> None:
     mesh = load_cluster("dgx-h100:1").mesh((2, 2), ranks=(0, 1, 2, 3))
     for candidate in candidates_on(program, [mesh], (), Setting()):
         for number in candidate.microbatches:
-            frontier = candidate.frontier(number)
-            bound_s = least_s(frontier)
-            assert bound_s > 2 * floor_s(frontier)
+            shardings = candidate.shardings(number)
+            bound_s = step_bound_s(shardings)
+            assert bound_s > 2 * memory_free_bound_s(shardings)
             assert all(
-                chain_at(frontier, price).seconds >= bound_s * (1 - 1e-12)
+                chain_at(shardings, price).seconds >= bound_s * (1 - 1e-12)
                 for price in (0.0, *np.geomspace(1e-12, 1e-8, 7))
             )
     plan = make_plan(program, load_cluster("dgx-h100:1"), pins=("pp=1",))
@@ -74,15 +74,17 @@ def test_numbers_above_one_that_is_near_the_best_without_a_limit_are_not_opened(
     program = capture(*small_model("llama")).at_batch(8)
     mesh = load_cluster("dgx-h100:1").mesh((2, 2), ranks=(0, 1, 2, 3))
     candidates = candidates_on(program, [mesh], (), Setting())[:1]
-    every = list(entries(candidates, 1 << 40, inf))
+    every = list(search_nodes(candidates, 1 << 40, inf))
     numbers = [entry.microbatches for entry in every]
     assert numbers == list(candidates[0].microbatches)
     assert len(numbers) > 2
-    first, rest = entries(candidates, 1 << 40, inf, cutoff_s=every[0].bound.seconds)
+    first, rest = search_nodes(candidates, 1 << 40, inf, cutoff_s=every[0].bound.seconds)
     assert first == every[0]
     assert rest.microbatches == numbers[1]
     assert all(rest.bound.seconds <= entry.bound.seconds * (1 + 1e-12) for entry in every[1:])
-    assert len(list(entries(candidates, 1 << 40, inf, every[0].bound.seconds * 1.01))) > 2, "it may yet be the best"
+    assert len(list(search_nodes(candidates, 1 << 40, inf, every[0].bound.seconds * 1.01))) > 2, (
+        "it may yet be the best"
+    )
 
 
 @pytest.mark.parametrize("start", [0.0, 1e-13, 1e-9])
@@ -92,30 +94,30 @@ def test_the_price_of_the_highest_bound_is_found_from_anywhere_in_few_questions(
     program = capture(*small_model("llama")).at_batch(8)
     mesh = load_cluster("dgx-h100:1").mesh((2, 2), ranks=(0, 1, 2, 3))
     candidate = candidates_on(program, [mesh], (), Setting())[0]
-    frontier = candidate.frontier(1).recomputing()
-    budget = int(0.85 * frontier.least_static() + 0.15 * chain_at(frontier, 0.0).peak_bytes)
+    shardings = candidate.shardings(1).recomputing()
+    budget = int(0.85 * shardings.least_static() + 0.15 * chain_at(shardings, 0.0).peak_bytes)
 
     def at(price: float) -> float:
-        return (least_cost(frontier, price * frontier.scale) / frontier.scale) - price * budget
+        return (least_cost(shardings, price * shardings.scale) / shardings.scale) - price * budget
 
     asked: list[float] = []
     monkeypatch.setattr(bounds, "least_cost", lambda *given: asked.append(given[1]) or least_cost(*given))
-    first = Bound(floor_s(frontier), 0.0)
-    found = best_bound([frontier], budget, inf, first, start)
+    first = DualBound(memory_free_bound_s(shardings), 0.0)
+    found = best_bound([shardings], budget, inf, first, start)
     assert len(asked) <= RETRIES
     assert found.seconds == pytest.approx(at(found.price), rel=1e-12)
     every = max(map(at, np.geomspace(1e-13, 1e-8, 41)))
     assert first.seconds < found.seconds <= every * (1 + 1e-3)
     assert found.seconds >= every * (1 - 1e-2)
-    less = best_bound([frontier], budget, first.seconds, first)
+    less = best_bound([shardings], budget, first.seconds, first)
     assert less == first, "what is no better than what is known is not looked into"
 
 
 def test_what_a_mixture_keeps_may_be_made_again_by_the_cheapest_of_its_ops() -> None:
     program = capture(*parse_reference("moe?layers=1&experts=4&vocab=64&seq=16").meta(8))
     mesh = load_cluster("dgx-h100:1").mesh((2,), ranks=(0, 1))
-    frontier = candidates_on(program, [mesh], (), Setting())[0].frontier(1)
-    spaces = [frontier.space(segment) for segment in program.segments]
+    shardings = candidates_on(program, [mesh], (), Setting())[0].shardings(1)
+    spaces = [shardings.space(segment) for segment in program.segments]
     pairs = [(op, kept) for one in spaces for op, kept in zip(one.graph.ops, one.op_kept, strict=True)]
     mixed = [one for op, kept in pairs if op.target == MIX for one in kept]
     assert any(one.bytes.any() and one.drop_s == 0 for one in mixed)

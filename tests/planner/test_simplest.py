@@ -59,8 +59,8 @@ def test_a_step_is_as_fast_as_the_fastest_but_for_a_part(
     offers: list[Offer], expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every candidate and every number of micro-batches could be the fastest here, and pays for memory."""
-    monkeypatch.setattr(searching, "least_s", lambda frontier: 0.9 * frontier.seconds)
-    monkeypatch.setattr(searching, "solve_chain", lambda frontier, *_: (frontier.chain, frontier.seconds))
+    monkeypatch.setattr(searching, "least_s", lambda shardings: 0.9 * shardings.seconds)
+    monkeypatch.setattr(searching, "solve_chain", lambda shardings, *_: (shardings.chain, shardings.seconds))
     monkeypatch.setattr(searching, "bound_at", lambda *_: 0.0)
     monkeypatch.setattr(searching, "in_proportion", lambda program: False)
     found = search([_candidate(*offer) for offer in offers], 1)
@@ -73,8 +73,8 @@ def test_a_mesh_that_memory_made_slow_is_named_though_another_fits_without_payin
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The second could be the fastest, and pays for memory: recomputation is then looked at there."""
-    monkeypatch.setattr(searching, "least_s", lambda frontier: 0.5 * frontier.seconds)
-    monkeypatch.setattr(searching, "solve_chain", lambda frontier, *_: (frontier.chain, frontier.seconds))
+    monkeypatch.setattr(searching, "least_s", lambda shardings: 0.5 * shardings.seconds)
+    monkeypatch.setattr(searching, "solve_chain", lambda shardings, *_: (shardings.chain, shardings.seconds))
     monkeypatch.setattr(searching, "in_proportion", lambda program: False)
     candidates = [_candidate(1, {1: (1.0, 3)}, price=0.0), _candidate(1, {1: (1.1, 3)})]
     found = search(candidates, 1)
@@ -108,12 +108,12 @@ def _candidate(axes: int, numbers: dict[int, tuple[float, int]], price: float = 
         points = tuple(object() for _ in range(ways))
         chain = SimpleNamespace(seconds=seconds, points=points, price=price, microbatches=number)
         made[number] = _Fake(seconds, chain, number)
-    frontier: Callable[..., Any] = made.__getitem__
-    return Candidate("x", tuple(numbers), frontier, lambda: None, axes=axes)
+    shardings: Callable[..., Any] = made.__getitem__
+    return Candidate("x", tuple(numbers), shardings, lambda: None, axes=axes)
 
 
 class _Fake:
-    """A Frontier of one chain."""
+    """A ShardingModel of one chain."""
 
     program = None
 

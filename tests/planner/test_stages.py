@@ -48,8 +48,8 @@ def random_problem(seed: int) -> StageProblem:
                             seconds * slower,
                             seconds * slower,
                             seconds * dice.uniform(0.7, 1.2),
-                            first_s=dice.choice((0.0, 0.2)),
-                            last_s=dice.choice((0.0, 0.3)),
+                            gather_params_s=dice.choice((0.0, 0.2)),
+                            reduce_grads_s=dice.choice((0.0, 0.3)),
                             step_s=0.1,
                             static_bytes=sum(weights[first:end]) // made.ranks,
                             resident_bytes=int(sum(kept[first:end]) * less) // made.ranks,
@@ -346,7 +346,7 @@ def test_nothing_faster_than_what_is_known() -> None:
     problem = simple(4, (2,), (1.0,), (4,))
     found = solve_stages(problem)
     assert found is not None
-    assert solve_stages(problem, known_s=found.step_s * 0.99) is None
+    assert solve_stages(problem, incumbent_s=found.step_s * 0.99) is None
 
 
 def test_what_makes_no_problem_is_refused() -> None:

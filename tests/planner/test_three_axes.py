@@ -18,7 +18,7 @@ from meshwright.pins.meshes import allowed_meshes
 from meshwright.pins.pins import Pins, pin_readings, with_roles
 from meshwright.plan import Plan
 from meshwright.planner.plan import make_plan
-from meshwright.planner.sharding.model import Frontier
+from meshwright.planner.sharding.model import ShardingModel
 from meshwright.planner.space.candidates import candidates_on
 from meshwright.price.parameter import Setting
 from meshwright.price.segment import price_segment
@@ -36,7 +36,7 @@ def test_of_one_sample_three_axes_split_something_else() -> None:
     found = {}
     for batch in (1, 8):
         made = candidates_on(program.at_batch(batch), [cluster.mesh((8,)), cluster.mesh((2, 2, 2))], (), Setting())
-        found[batch] = [one.frontier(1).pins.dp_axes for one in made if one.name == "2x2x2"]
+        found[batch] = [one.shardings(1).pins.dp_axes for one in made if one.name == "2x2x2"]
     assert found == {1: [()], 8: [(0,)]}
 
 
@@ -45,16 +45,16 @@ def test_the_price_recomputed_op_by_op_is_the_objective(name: str, shape: tuple[
     """Conversions are priced on the axes that are left; the price from scratch takes them on all."""
     mesh = load_cluster("dgx-h100:2").mesh(shape, ranks=(0, 1, 2, 3, 8, 9, 10, 11))
     found = with_roles(Pins(), mesh)
-    frontier = Frontier(capture(*small_model(name)).at_batch(16), mesh, found[number], Setting())
-    for index in (0, 1, len(frontier.program.segments) - 1):
-        solved = frontier.solve(index, 0.0)
+    shardings = ShardingModel(capture(*small_model(name)).at_batch(16), mesh, found[number], Setting())
+    for index in (0, 1, len(shardings.program.segments) - 1):
+        solved = shardings.solve(index, 0.0)
         combinations = np.argwhere(np.isfinite(solved.costs))
         for options in combinations[:: max(1, len(combinations) // 4)]:
             answer = solved.answer(tuple(options))
-            graph = frontier.problem(index).space.graph
-            charged = {value.name: 1 for value in graph.params if value.name not in frontier.problem(index).tied}
+            graph = shardings.problem(index).space.graph
+            charged = {value.name: 1 for value in graph.params if value.name not in shardings.problem(index).tied}
             point = price_segment(graph, answer.choice, answer.parameters, mesh, Setting(), charged)
-            tied = frontier.priced(index, answer).point.seconds(1) - point.seconds(1)
+            tied = shardings.priced(index, answer).point.seconds(1) - point.seconds(1)
             assert point.seconds(1) + tied == pytest.approx(answer.objective, rel=1e-9)
 
 
@@ -77,7 +77,7 @@ def test_samples_go_over_the_outermost_axes_that_divide_them() -> None:
     found = {}
     for batch in (8, 2):
         made = candidates_on(program.at_batch(batch), meshes, (), Setting())
-        found[batch] = [one.frontier(1).pins.dp_axes for one in made if one.name == "4x2x2"]
+        found[batch] = [one.shardings(1).pins.dp_axes for one in made if one.name == "4x2x2"]
     assert found == {8: [(0,)], 2: [(1,)]}
     assert len(candidates_on(program.at_batch(8), meshes[1:], (), Setting())) > 1
 

@@ -25,8 +25,10 @@ def test_a_share_of_each_gather_and_reduction_is_added(cluster: str, sizes: tupl
     value = Value("weight", TensorType((4096, 4096), "bfloat16"), grad=True)
     entry = ParameterPlan("[S(0)]", "[R]", "float32", reshard_after_forward=True)
     price = parameter_price(value, entry, mesh, Setting(precision="mixed"))
-    assert price.contended_s == pytest.approx(share * (price.first_s + price.last_s))
-    assert price.total_s == pytest.approx(price.first_s + price.last_s + price.step_s + price.contended_s)
+    assert price.contended_s == pytest.approx(share * (price.gather_params_s + price.reduce_grads_s))
+    assert price.total_s == pytest.approx(
+        price.gather_params_s + price.reduce_grads_s + price.step_s + price.contended_s
+    )
 
 
 @pytest.mark.full

@@ -12,19 +12,21 @@ from hypothesis import strategies as st
 from meshwright.cluster import Group, Link, Member, load_cluster
 from meshwright.plan import Choice, FrontierPoint
 from meshwright.price import overlap
-from meshwright.price.overlap import host_seconds, late_bytes, overlapped
+from meshwright.price.overlap import host_seconds, overlapped, pending_grad_bytes
 
 BLANK = FrontierPoint(Choice(0, (), (), {}), *(0.0,) * 7, *(0,) * 4)
 
 
 def point(forward_s: float, backward_s: float, reduced_s: float = 0.0, **more: Any) -> FrontierPoint:
     """One whose reduction may run beside backward."""
-    made = replace(BLANK, forward_s=forward_s, backward_input_s=backward_s, last_s=reduced_s, overlappable_s=reduced_s)
+    made = replace(
+        BLANK, forward_s=forward_s, backward_input_s=backward_s, reduce_grads_s=reduced_s, overlappable_s=reduced_s
+    )
     return replace(made, **more)
 
 
 def test_without_anything_overlappable_it_is_the_sum() -> None:
-    points = [replace(point(1, 2, 3, first_s=0.5, step_s=0.25), overlappable_s=0.0) for _ in range(3)]
+    points = [replace(point(1, 2, 3, gather_params_s=0.5, step_s=0.25), overlappable_s=0.0) for _ in range(3)]
     assert overlapped(points, 4) == pytest.approx(sum(one.seconds(4) for one in points))
 
 
@@ -39,8 +41,8 @@ def test_long_reductions_queue_up_behind_the_first_backward() -> None:
 
 def test_gradients_leave_in_parts_while_backward_runs() -> None:
     """Of four parts the first leaves after a quarter of a backward, the last at its end."""
-    assert overlapped([point(1, 2, 5, departures=4) for _ in range(4)]) == pytest.approx(4 * 1 + 2 / 4 + 4 * 5)
-    assert overlapped([point(1, 2, 0.4, departures=4) for _ in range(4)]) == pytest.approx(4 * 3 + 0.4 / 4)
+    assert overlapped([point(1, 2, 5, grad_buckets=4) for _ in range(4)]) == pytest.approx(4 * 1 + 2 / 4 + 4 * 5)
+    assert overlapped([point(1, 2, 0.4, grad_buckets=4) for _ in range(4)]) == pytest.approx(4 * 3 + 0.4 / 4)
 
 
 def test_gradients_are_reduced_after_the_last_micro_batch() -> None:
@@ -50,14 +52,21 @@ def test_gradients_are_reduced_after_the_last_micro_batch() -> None:
 
 def test_scattered_gradients_are_reduced_after_each() -> None:
     """Nine seconds of reductions over three micro-batches hide behind them, but for the very last."""
-    points = [point(1, 2, 3, scatter_s=3.0), point(1, 2)]
+    points = [point(1, 2, 3, reduce_per_microbatch_s=3.0), point(1, 2)]
     assert overlapped(points, 3) == pytest.approx(3 * 6 + 1)
 
 
 def gathering(seconds: float, uses: int = 1, **more: Any) -> FrontierPoint:
     """One whose gather, before each use or before the first, may run beside the segment before."""
-    first_s = seconds * uses
-    return point(1, 2, first_s=first_s, again_s=first_s if uses > 1 else 0.0, overlappable_s=first_s, **more)
+    gather_params_s = seconds * uses
+    return point(
+        1,
+        2,
+        gather_params_s=gather_params_s,
+        gather_per_use_s=gather_params_s if uses > 1 else 0.0,
+        overlappable_s=gather_params_s,
+        **more,
+    )
 
 
 def test_the_lane_rests_while_a_segment_uses_its_links() -> None:
@@ -77,7 +86,7 @@ def test_a_gather_that_rests_is_waited_for_longer() -> None:
 
 
 def test_the_first_gather_is_waited_for() -> None:
-    waited = point(1, 2, first_s=4.0)
+    waited = point(1, 2, gather_params_s=4.0)
     assert overlapped([waited]) == overlapped([gathering(4.0)]) == pytest.approx(7)
 
 
@@ -98,9 +107,9 @@ def test_a_segment_that_runs_twice_in_a_row_keeps_what_it_gathered() -> None:
 
 
 def test_parameters_that_came_early_take_memory() -> None:
-    points = [gathering(1.0, uses=2, early_bytes=size) for size in (300, 100, 200)]
-    assert late_bytes(points) == 300  # of the first segment, while the second's backward runs
-    assert late_bytes([replace(one, overlappable_s=0.0) for one in points]) == 0
+    points = [gathering(1.0, uses=2, prefetched_param_bytes=size) for size in (300, 100, 200)]
+    assert pending_grad_bytes(points) == 300  # of the first segment, while the second's backward runs
+    assert pending_grad_bytes([replace(one, overlappable_s=0.0) for one in points]) == 0
 
 
 def test_a_slow_host_bounds_the_step() -> None:
@@ -112,11 +121,11 @@ def test_a_slow_host_bounds_the_step() -> None:
 
 
 def test_gradients_that_wait_take_memory() -> None:
-    slow = [point(1, 2, 5, late_bytes=100) for _ in range(4)]
-    assert late_bytes(slow) == 300  # all but the first segment's own
-    quick = [point(1, 2, 0.5, late_bytes=100) for _ in range(4)]
-    assert late_bytes(quick) == 100  # that of the segment before, for a while
-    assert late_bytes([replace(one, overlappable_s=0.0) for one in slow]) == 0
+    slow = [point(1, 2, 5, pending_grad_bytes=100) for _ in range(4)]
+    assert pending_grad_bytes(slow) == 300  # all but the first segment's own
+    quick = [point(1, 2, 0.5, pending_grad_bytes=100) for _ in range(4)]
+    assert pending_grad_bytes(quick) == 100  # that of the segment before, for a while
+    assert pending_grad_bytes([replace(one, overlappable_s=0.0) for one in slow]) == 0
 
 
 @given(
@@ -128,13 +137,13 @@ def test_it_lies_between_compute_and_the_sum(rows: list[tuple[Any, ...]], microb
         point(
             forward_s,
             backward_s,
-            last_s,
-            first_s=first_s,
-            again_s=first_s * share,
-            scatter_s=last_s * scatter,
-            overlappable_s=last_s + (first_s if scatter else 0.0),
+            reduce_grads_s,
+            gather_params_s=gather_params_s,
+            gather_per_use_s=gather_params_s * share,
+            reduce_per_microbatch_s=reduce_grads_s * scatter,
+            overlappable_s=reduce_grads_s + (gather_params_s if scatter else 0.0),
         )
-        for forward_s, backward_s, last_s, first_s, share, scatter in rows
+        for forward_s, backward_s, reduce_grads_s, gather_params_s, share, scatter in rows
     ]
     found = overlapped(points, microbatches)
     sums = sum(one.seconds(microbatches) for one in points)
@@ -158,39 +167,42 @@ def test_collectives_run_beside_compute_unless_the_same_cores_carry_them() -> No
 
 def test_what_the_same_cores_carry_keeps_pace_with_them() -> None:
     """Reductions that would queue up on a lane: no more waits than beside one run, however many micro-batches."""
-    slow = [point(1, 2, 320, scatter_s=320.0, late_bytes=100, carried_s=320.0) for _ in range(4)]
-    assert late_bytes(slow) == late_bytes(slow, 32) == 100
-    assert late_bytes([replace(one, carried_s=0.0) for one in slow], 32) > 1000
-    early = [gathering(1.0, uses=2, early_bytes=size, carried_s=2.0) for size in (300, 100, 200)]
-    assert late_bytes(early) == 300
+    slow = [
+        point(1, 2, 320, reduce_per_microbatch_s=320.0, pending_grad_bytes=100, core_driven_comm_s=320.0)
+        for _ in range(4)
+    ]
+    assert pending_grad_bytes(slow) == pending_grad_bytes(slow, 32) == 100
+    assert pending_grad_bytes([replace(one, core_driven_comm_s=0.0) for one in slow], 32) > 1000
+    early = [gathering(1.0, uses=2, prefetched_param_bytes=size, core_driven_comm_s=2.0) for size in (300, 100, 200)]
+    assert pending_grad_bytes(early) == 300
 
 
 def test_what_the_same_cores_carry_takes_their_time_whenever_it_runs() -> None:
     """Reductions of 0.5 s: hidden but for the last; half of it carried, the rest hidden, the last one's beside what is
     carried; all of it carried."""
     assert overlapped([point(1, 2, 0.5)] * 4) == pytest.approx(4 * 3 + 0.5)
-    assert overlapped([point(1, 2, 0.5, carried_s=0.25)] * 4) == pytest.approx(4 * 3.25)
-    assert overlapped([point(1, 2, 0.5, carried_s=0.5)] * 4) == pytest.approx(4 * 3.5)
+    assert overlapped([point(1, 2, 0.5, core_driven_comm_s=0.25)] * 4) == pytest.approx(4 * 3.25)
+    assert overlapped([point(1, 2, 0.5, core_driven_comm_s=0.5)] * 4) == pytest.approx(4 * 3.5)
 
 
 def test_what_the_same_cores_carry_is_begun_as_early_and_takes_memory() -> None:
-    points = [gathering(1.0, uses=2, early_bytes=size, carried_s=2.0) for size in (300, 100, 200)]
-    assert late_bytes(points) == 300
+    points = [gathering(1.0, uses=2, prefetched_param_bytes=size, core_driven_comm_s=2.0) for size in (300, 100, 200)]
+    assert pending_grad_bytes(points) == 300
 
 
 @given(
     st.lists(
         st.builds(
-            lambda forward_s, first_s, last_s, again, scatter, part, late: point(
+            lambda forward_s, gather_params_s, reduce_grads_s, again, scatter, part, late: point(
                 forward_s,
                 2 * forward_s,
-                last_s,
-                first_s=first_s,
-                again_s=again * first_s,
-                scatter_s=scatter * last_s,
-                overlappable_s=part * (first_s + last_s),
-                late_bytes=late,
-                early_bytes=late // 2,
+                reduce_grads_s,
+                gather_params_s=gather_params_s,
+                gather_per_use_s=again * gather_params_s,
+                reduce_per_microbatch_s=scatter * reduce_grads_s,
+                overlappable_s=part * (gather_params_s + reduce_grads_s),
+                pending_grad_bytes=late,
+                prefetched_param_bytes=late // 2,
             ),
             st.sampled_from((0.1, 1.0, 1.7)),
             st.sampled_from((0.0, 0.3, 2.9)),
@@ -208,9 +220,9 @@ def test_what_the_same_cores_carry_is_begun_as_early_and_takes_memory() -> None:
 def test_micro_batches_that_are_alike_take_what_playing_each_of_them_takes(
     points: list[FrontierPoint], count: int
 ) -> None:
-    found = overlapped(points, count), late_bytes(points, count)
+    found = overlapped(points, count), pending_grad_bytes(points, count)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(overlap, "SAME", -1.0)  # none is like another
         patched.setattr(overlap, "_last", [])
         assert overlapped(points, count) == pytest.approx(found[0], rel=1e-12)
-        assert late_bytes(points, count) == found[1]
+        assert pending_grad_bytes(points, count) == found[1]

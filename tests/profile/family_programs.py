@@ -47,7 +47,7 @@ def flat_ops(program: Program) -> tuple[list[Op], dict[str, Value]]:
     add(prologue, {v.name: v.name for v in prologue.arguments()} | {n: n for n in prologue.outputs}, "prologue/")
     for segment in program.segments:
         graph = program.graph(segment).at(program.batch)
-        kinds = ("inputs", "commons", "params", "buffers")
+        kinds = ("inputs", "shared_values", "params", "buffers")
         bound = {
             v.name: name for kind in kinds for v, name in zip(getattr(graph, kind), getattr(segment, kind), strict=True)
         }

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import meshwright as mw
 from meshwright.capture import capture
 from meshwright.errors import RuleWarning
-from meshwright.rules import served
+from meshwright.rules import rule_coverage
 
 
 @torch.library.custom_op("mw_tests::entangle", mutates_args=())
@@ -46,7 +46,7 @@ def batch() -> dict[str, Tensor]:
 
 
 def test_every_op_is_listed_under_the_tier_that_serves_it() -> None:
-    found = served(capture(Net(tangled=True), batch()))
+    found = rule_coverage(capture(Net(tangled=True), batch()))
     assert found["dtensor"] == ("aten.inner.default",)
     assert found["fallback"] == ("mw_tests.entangle.default",)
     assert "aten.linear.default" in found["table"]

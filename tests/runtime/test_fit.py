@@ -48,11 +48,11 @@ def kept_bytes(trainer: mw.Trainer, batch: dict[str, Tensor]) -> int:
     """Tensors alive between the last forward and the first backward of a step, each storage once."""
     found = []
     calls, segments = trainer._interpreter.calls, trainer._interpreter.segments
-    backward, commons = calls["backward"], segments.commons
+    backward, shared_values = calls["backward"], segments.shared_values
     made: list[Tensor] = []
 
     def note(*arguments: object) -> dict[str, Tensor]:
-        given = commons(*arguments)
+        given = shared_values(*arguments)
         made.extend(given.values())
         return given
 
@@ -64,7 +64,7 @@ def kept_bytes(trainer: mw.Trainer, batch: dict[str, Tensor]) -> int:
             found.append(sum(size for pointer, size in storages.items() if pointer not in outside))
         backward(index, micro)
 
-    calls["backward"], segments.commons = look, note
+    calls["backward"], segments.shared_values = look, note
     trainer.step(batch)
     return found[0]
 

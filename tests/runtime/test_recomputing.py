@@ -16,7 +16,7 @@ from meshwright.capture import Program
 from meshwright.cluster import load_cluster
 from meshwright.cost.host_link import Copies
 from meshwright.plan import Plan
-from meshwright.planner.memory.options import Ways
+from meshwright.planner.memory.options import RematOptions
 from meshwright.planner.memory.plans import with_kept
 from meshwright.planner.plan import make_plan
 from meshwright.planner.reprice import reprice
@@ -43,7 +43,7 @@ def again(size: int, pins: tuple[str, ...]) -> Plan:
     """All that can be is recomputed, collectives included, and the tail runs in chunks."""
     program, cluster = capture(*small_model("llama")), load_cluster(f"local:{size}")
     plan = make_plan(program, cluster, pins=pins)
-    options = Ways.of(plan, program).curves.options
+    options = RematOptions.of(plan, program).curves.options
     least = [min(ways, key=lambda kept: kept.resident_bytes) for ways in options[:-1]]
     found = accounted(with_kept(plan, [*least, max(options[-1], key=lambda kept: kept.chunks)]), program)
     if "tp=2" in pins:
@@ -114,7 +114,7 @@ def test_all_that_can_wait_on_the_host_does_beside_gathers(
     monkeypatch.setattr("meshwright.planner.memory.curves.copies_of", lambda device: QUICK)
     program, cluster = capture(*small_model("llama")), load_cluster("local:2")
     plan = make_plan(program, cluster, pins=("dp=2", "zero=3", "microbatch=3"))
-    found = Ways.of(plan, program).curves
+    found = RematOptions.of(plan, program).curves
     ways = [more[0] if more else kept[0] for kept, more in zip(found.options, found.away, strict=True)]
     away = accounted(with_kept(plan, ways), program)
     assert sum(bool(away.choice(index).offload) for index in range(len(away.segments))) >= 2

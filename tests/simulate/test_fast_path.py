@@ -21,35 +21,35 @@ SHARE = st.sampled_from((0.0, 1.0)) | st.floats(0, 1)
 @st.composite
 def points(draw: st.DrawFn) -> FrontierPoint:
     """Any segment: gathered never, once or at each use; reduced once or after each micro-batch, whole or in part."""
-    forward_s, backward_s, first_s, last_s = (draw(SECONDS) for _ in range(4))
+    forward_s, backward_s, gather_params_s, reduce_grads_s = (draw(SECONDS) for _ in range(4))
     again, carried = draw(st.booleans()), draw(SHARE)
-    overlappable_s = draw(SHARE) * (first_s + last_s)
+    overlappable_s = draw(SHARE) * (gather_params_s + reduce_grads_s)
     return FrontierPoint(
         Choice(0, (), (), {}),
         forward_s,
         backward_s * 0.25,
         backward_s * 0.75,
-        first_s,
-        last_s,
+        gather_params_s,
+        reduce_grads_s,
         draw(SECONDS),
         overlappable_s,
         *(0,) * 4,
-        again_s=first_s if again else 0.0,
-        scatter_s=draw(SHARE) * last_s,
+        gather_per_use_s=gather_params_s if again else 0.0,
+        reduce_per_microbatch_s=draw(SHARE) * reduce_grads_s,
         forward_host_s=draw(SHARE) * 3,
         backward_host_s=draw(SHARE) * 3,
         step_host_s=draw(SHARE),
         forward_wire_s=draw(SHARE) * forward_s,
         backward_wire_s=draw(SHARE) * backward_s,
         lookup=draw(st.booleans()),
-        departures=draw(st.integers(1, 4)),
-        carried_s=carried * overlappable_s,
+        grad_buckets=draw(st.integers(1, 4)),
+        core_driven_comm_s=carried * overlappable_s,
     )
 
 
 def simulated(rows: list[FrontierPoint], microbatches: int) -> float:
-    gathered = frozenset(i for i, one in enumerate(rows) if one.first_s)
-    again = frozenset(i for i, one in enumerate(rows) if one.again_s)
+    gathered = frozenset(i for i, one in enumerate(rows) if one.gather_params_s)
+    again = frozenset(i for i, one in enumerate(rows) if one.gather_per_use_s)
     lookups = frozenset(i for i, one in enumerate(rows) if one.lookup)
     played = one_stage(len(rows), gathered, again, microbatches, lookups=lookups)
     return simulate([played], Costs([SegmentCost.of(one) for one in rows], overlap=True), spans=False).step_s

@@ -56,7 +56,7 @@ def test_weights_and_activations_share_the_way_from_the_host() -> None:
         *("backward 1 mb0", "backward 0 mb0", "reduce 0", "reduce 1", "step"),
     )
     lists = from_text("\n".join(lines))
-    own = SegmentCost(1.0, 1.0, 0.0, away_bytes=8, away_s=1.0, first_s=8.0, link_s=8.0, overlappable_s=8.0)
+    own = SegmentCost(1.0, 1.0, 0.0, offloaded_bytes=8, away_s=1.0, gather_params_s=8.0, link_s=8.0, overlappable_s=8.0)
     timeline = simulate((lists,), Costs([own, SegmentCost(1.0, 1.0, 0.0)], overlap=True))
     # 4 s of copying, forward, forward beside the offload; then fetch 1 s, the gather's 4 s after it, backward.
     assert timeline.step_s == pytest.approx(4 + 1 + 1 + 1 + 4 + 1)

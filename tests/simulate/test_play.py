@@ -126,7 +126,7 @@ def test_gathers_and_reductions_run_beside_compute_where_they_may() -> None:
     text = from_text(
         "gather 0\ngather 1\nforward 0 mb0\nforward 1 mb0\nbackward 1 mb0\nreduce 1\nbackward 0 mb0\nreduce 0\nstep"
     )
-    cost = SegmentCost(4.0, 2.0, 2.0, first_s=1.0, last_s=3.0, step_s=0.5, overlappable_s=4.0)
+    cost = SegmentCost(4.0, 2.0, 2.0, gather_params_s=1.0, reduce_grads_s=3.0, step_s=0.5, overlappable_s=4.0)
     found = simulate([text], Costs([cost] * 2, overlap=True))
     assert found.step_s == 1.0 + 4 + 4 + 4 + 4 + 3.0 + 2 * 0.5
     assert found.stages[0].exposed_s == 4.0

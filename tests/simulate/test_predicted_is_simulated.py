@@ -192,7 +192,7 @@ def test_values_on_the_host_are_simulated(monkeypatch: pytest.MonkeyPatch) -> No
     program, device = program_of("gpt"), GPUS[H200].device
     found = fit_curves(program, device)
     ways = [options[0] for options in found.options]
-    ways[1] = next(kept for kept in found.away[1] if kept.away_bytes)
+    ways[1] = next(kept for kept in found.away[1] if kept.offloaded_bytes)
     plan = found.written(ways, None, 0.0)
     check(plan, program)
     roomy = found.written([options[0] for options in found.options], None, 0.0)
@@ -200,7 +200,7 @@ def test_values_on_the_host_are_simulated(monkeypatch: pytest.MonkeyPatch) -> No
     assert copies is not None
     calls_s = 2 * len(ways[1].offload) * copies.call_s
     assert plan.predicted.step_s == pytest.approx(roomy.predicted.step_s + calls_s, rel=1e-9), "the host asks for them"
-    slow = Copies(rate=ways[1].away_bytes / 1.0, memory_rate=1e15)
+    slow = Copies(rate=ways[1].offloaded_bytes / 1.0, memory_rate=1e15)
     monkeypatch.setattr(one_stage, "copies_of", lambda _: slow)
     late = predict(plan, program)
     assert 2.0 < late.step_s < 2.0 + roomy.predicted.step_s

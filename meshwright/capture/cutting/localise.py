@@ -29,7 +29,7 @@ def localise(
     cuts: tuple[int, ...],
     types: dict[str, Value],
 ) -> SegmentGraph:
-    """The graph of a body. groups: what it reads, as inputs, commons, parameters and buffers."""
+    """The graph of a body. groups: what it reads, as inputs, shared_values, parameters and buffers."""
     handed, shared, parameters, buffers = groups
     names: dict[str, str] = {}
     taken: set[str] = set()

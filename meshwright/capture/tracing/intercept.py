@@ -23,7 +23,7 @@ _DATA: Any = Tensor.data
 _GET_DATA, _SET_DATA = _DATA.__get__, _DATA.__set__
 _HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
 _VALUES = ("item", "tolist", "numpy", "data_ptr", "__int__", "__float__", "__index__", "__complex__", "__array__")
-"""Ways from a tensor to its values."""
+"""RematOptions from a tensor to its values."""
 _DERIVATIVES: tuple[Any, ...] = (torch.autograd.grad, Tensor.backward)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from meshwright.planner.chain.exact import is_small
 from meshwright.planner.chain.mix import Chain
-from meshwright.planner.sharding.model import Frontier, Options, Point
+from meshwright.planner.sharding.model import Options, Point, ShardingModel
 from meshwright.select.problem import Floats, Problem
 
 Offered = dict[Options, dict[str, tuple[float, Point]]]
@@ -23,20 +23,20 @@ class TooManyError(Exception):
     """More chains than are enumerated."""
 
 
-def every_chain(frontier: Frontier, limit_s: float, most: int) -> list[Chain]:
+def every_chain(shardings: ShardingModel, limit_s: float, most: int) -> list[Chain]:
     """In no order; some may take longer than the limit. most: partial choices above which TooManyError is raised."""
-    if not frontier.bounds or not is_small(frontier):
+    if not shardings.bounds or not is_small(shardings):
         raise TooManyError
-    segments = range(len(frontier.program.segments))
-    count, limit = _Count(most), limit_s * frontier.scale
-    costs = [frontier.problem(index).at(0.0, overlap_weight=frontier.overlap_weight) for index in segments]
+    segments = range(len(shardings.program.segments))
+    count, limit = _Count(most), limit_s * shardings.scale
+    costs = [shardings.problem(index).at(0.0, overlap_weight=shardings.overlap_weight) for index in segments]
     least = [sum(one.costs[a:b].min() for a, b in _spans(one)) for one in costs]
     alive: dict[tuple[tuple[str, int], ...], list[tuple[float, tuple[Point, ...], tuple[Options, ...]]]]
     alive = {(): [(0.0, (), ())]}
     for index in segments:
         others = sum(least) - least[index]
-        offered = _offered(frontier, index, costs[index], limit - others, count)
-        names, rest = frontier.boundary(index), sum(least[index + 1 :])
+        offered = _offered(shardings, index, costs[index], limit - others, count)
+        names, rest = shardings.boundary(index), sum(least[index + 1 :])
         following: dict[tuple[tuple[str, int], ...], list[tuple[float, tuple[Point, ...], tuple[Options, ...]]]] = {}
         for before, labels in alive.items():
             for options, ways in offered.items():
@@ -44,7 +44,7 @@ def every_chain(frontier: Frontier, limit_s: float, most: int) -> list[Chain]:
                 if any(here.get(name, option) != option for name, option in before):
                     continue
                 both = dict(before) | here
-                after = tuple(sorted(one for one in both.items() if frontier.last_reader.get(one[0], -1) > index))
+                after = tuple(sorted(one for one in both.items() if shardings.last_reader.get(one[0], -1) > index))
                 for cost, points, taken in labels:
                     for more, point in ways.values():
                         if cost + more + rest < limit:
@@ -52,7 +52,7 @@ def every_chain(frontier: Frontier, limit_s: float, most: int) -> list[Chain]:
                             label = (cost + more, (*points, point), (*taken, options))
                             following.setdefault(after, []).append(label)
         alive = following
-    number = frontier.setting.microbatches
+    number = shardings.setting.microbatches
     return [Chain(points, taken, number) for labels in alive.values() for _, points, taken in labels]
 
 
@@ -66,15 +66,15 @@ class _Count:
             raise TooManyError
 
 
-def _offered(frontier: Frontier, index: int, problem: Problem, limit: float, count: _Count) -> Offered:
-    own, graph = frontier.problem(index), frontier.program.segments[index].graph
+def _offered(shardings: ShardingModel, index: int, problem: Problem, limit: float, count: _Count) -> Offered:
+    own, graph = shardings.problem(index), shardings.program.segments[index].graph
     found: Offered = {}
     for cost, picked in _choices(problem, limit, count):
         answer = own.answer(picked, graph, 0.0)
         options = tuple(picked[side.node] for side in own.boundary)
         ways, key = found.setdefault(options, {}), repr((answer.choice, answer.parameters))
         if key not in ways:
-            ways[key] = cost, frontier.priced(index, answer)
+            ways[key] = cost, shardings.priced(index, answer)
         elif cost < ways[key][0]:
             ways[key] = cost, ways[key][1]
     return found

@@ -14,7 +14,7 @@ import numpy as np
 
 from meshwright.planner.chain.mix import Chain
 from meshwright.planner.effort import RETRIES
-from meshwright.planner.sharding.model import Frontier
+from meshwright.planner.sharding.model import ShardingModel
 from meshwright.planner.sharding.segment import SegmentProblem
 from meshwright.price.parameter import local_bytes, parameter_price
 from meshwright.price.segment import kept_values, kernels, shards
@@ -29,8 +29,8 @@ WORK = 4000.0
 """Of the engine, in millions of steps and nodes of HiGHS: the same answer on a busy machine."""
 
 
-def is_small(frontier: Frontier) -> bool:
-    return sum(len(frontier.problem(i).problem.costs) for i in range(len(frontier.program.segments))) <= MOST_OPTIONS
+def is_small(shardings: ShardingModel) -> bool:
+    return sum(len(shardings.problem(i).problem.costs) for i in range(len(shardings.program.segments))) <= MOST_OPTIONS
 
 
 @dataclass(slots=True)
@@ -38,23 +38,23 @@ class Whole:
     """The Problem in the making. firsts: of each segment, the number of its first node. begins: of each boundary value
     or tied weight, the first node that stands for it."""
 
-    frontier: Frontier
+    shardings: ShardingModel
     build: ProblemBuilder = field(default_factory=ProblemBuilder)
     firsts: list[int] = field(default_factory=list)
     begins: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, frontier: Frontier) -> Whole:
-        whole = cls(frontier)
-        for index in range(len(frontier.program.segments)):
+    def of(cls, shardings: ShardingModel) -> Whole:
+        whole = cls(shardings)
+        for index in range(len(shardings.program.segments)):
             whole.add(index)
         whole.limit()
         return whole
 
     def add(self, index: int) -> None:
         """A segment's nodes, and its boundary tied to what came before."""
-        own = self.frontier.problem(index)
-        costs = own.at(0.0, overlap_weight=self.frontier.overlap_weight).costs
+        own = self.shardings.problem(index)
+        costs = own.at(0.0, overlap_weight=self.shardings.overlap_weight).costs
         first = -1
         for node in range(own.problem.nodes):
             where = slice(own.problem.offsets[node], own.problem.offsets[node + 1])
@@ -64,7 +64,7 @@ class Whole:
         for edge in range(own.problem.edges):
             a, b = own.problem.edge_nodes[edge]
             self.build.edge(first + int(a), first + int(b), own.problem.matrix(edge))
-        for name, side in zip(self.frontier.boundary(index), own.boundary, strict=True):
+        for name, side in zip(self.shardings.boundary(index), own.boundary, strict=True):
             node = first + side.node
             before = self.begins.setdefault(name, node)
             if before != node:
@@ -73,7 +73,7 @@ class Whole:
     def limit(self) -> None:
         rows = [self.build.row(np.inf) for _ in self.firsts]
         for index, first in enumerate(self.firsts):
-            own = self.frontier.problem(index)
+            own = self.shardings.problem(index)
             for option in np.flatnonzero(own.held):
                 node = int(np.searchsorted(own.problem.offsets, option, side="right")) - 1
                 at = int(option - own.problem.offsets[node])
@@ -143,12 +143,12 @@ class Whole:
         """What a choice of the Problem stands for. price: for the Chain."""
         points, options = [], []
         for index, first in enumerate(self.firsts):
-            own = self.frontier.problem(index)
+            own = self.shardings.problem(index)
             picked = list(choice[first : first + own.problem.nodes])
             options.append(tuple(int(picked[side.node]) for side in own.boundary))
-            answer = own.answer(picked, self.frontier.program.segments[index].graph, 0.0)
-            points.append(self.frontier.priced(index, answer))
-        return Chain(tuple(points), tuple(options), self.frontier.setting.microbatches, price)
+            answer = own.answer(picked, self.shardings.program.segments[index].graph, 0.0)
+            points.append(self.shardings.priced(index, answer))
+        return Chain(tuple(points), tuple(options), self.shardings.setting.microbatches, price)
 
 
 def limited(problem: Problem, budget_bytes: int) -> Problem:
@@ -156,14 +156,14 @@ def limited(problem: Problem, budget_bytes: int) -> Problem:
     return replace(problem, limits=np.full(len(problem.limits), float(budget_bytes)))
 
 
-def whole_problem(frontier: Frontier, budget_bytes: int) -> Problem:
+def whole_problem(shardings: ShardingModel, budget_bytes: int) -> Problem:
     """The whole chain as one Problem."""
-    return limited(Whole.of(frontier).problem(), budget_bytes)
+    return limited(Whole.of(shardings).problem(), budget_bytes)
 
 
-def exact_chain(frontier: Frontier, budget_bytes: int, price: float) -> tuple[Chain | None, float]:
+def exact_chain(shardings: ShardingModel, budget_bytes: int, price: float) -> tuple[Chain | None, float]:
     """(the fastest chain that fits, None where none was found; a bound on all of them). price: for the Chain."""
-    whole = Whole.of(frontier)
+    whole = Whole.of(shardings)
     problem, bounds = whole.problem(), [float("inf")]
 
     def within(room_bytes: int) -> Chain | None:
@@ -171,7 +171,7 @@ def exact_chain(frontier: Frontier, budget_bytes: int, price: float) -> tuple[Ch
             found = solve(limited(problem, room_bytes), work=WORK)
         except InfeasibleError:
             return None
-        bounds.append(found.bound / frontier.scale)
+        bounds.append(found.bound / shardings.scale)
         return whole.chain(found.choice, price)
 
     return with_less_room(within, budget_bytes), bounds[min(1, len(bounds) - 1)]

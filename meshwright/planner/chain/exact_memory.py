@@ -1,7 +1,7 @@
 """Whether any chain of a small program fits: the Problem of `exact` with bytes in the place of seconds.
 
-The fewest bytes of a moment, whatever the others take, are found once per Frontier by elimination. A budget below them
-is refused at once; in most others one of these few choices fits, and no search is needed.
+The fewest bytes of a moment, whatever the others take, are found once per ShardingModel by elimination. A budget
+below them is refused at once; in most others one of these few choices fits, and no search is needed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from meshwright.planner.chain.exact import WORK, Whole, limited, with_less_room
 from meshwright.planner.chain.mix import Chain
-from meshwright.planner.sharding.model import Frontier
+from meshwright.planner.sharding.model import ShardingModel
 from meshwright.select import InfeasibleError, Selection, solve
 from meshwright.select.problem import Floats, Problem
 
@@ -28,18 +28,18 @@ class Leanest:
     found: tuple[Selection, ...]
 
     @classmethod
-    def of(cls, frontier: Frontier) -> Leanest:
+    def of(cls, shardings: ShardingModel) -> Leanest:
         """Once for all weights of what overlaps compute and all budgets."""
-        made: Leanest | None = frontier.chains.get(Leanest)
+        made: Leanest | None = shardings.chains.get(Leanest)
         if made is None:
-            whole = Whole.of(frontier)
+            whole = Whole.of(shardings)
             problem = whole.problem()
-            graphs = {segment.graph: index for index, segment in enumerate(frontier.program.segments)}
+            graphs = {segment.graph: index for index, segment in enumerate(shardings.program.segments)}
             each = [solve(_counting(problem, row, row + 1), work=WORK) for row in graphs.values()]
             least = max(one.bound for one in each)
             together = _counting(problem, 0, len(problem.limits))
             made = cls(whole, together, least, (solve(together, work=WORK), *each))
-            frontier.chains[Leanest] = made
+            shardings.chains[Leanest] = made
         return made
 
     def chain(self, budget_bytes: int, price: float) -> tuple[Chain | None, bool]:

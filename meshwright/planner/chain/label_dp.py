@@ -12,9 +12,10 @@ Lagrange's bound: with h the bytes that one holds and B what the budget leaves, 
 
     seconds of the rest >= sum of min (seconds + l * h) - l * B.
 
-Seconds are weighed as a Frontier weighs them: with r = `overlap_weight`, what overlaps compute counts r times, over
-1 + r; that is never more than the step takes; how alike instances are `arranged` decides how near the step comes to it.
-`spliced` puts the first instances of one mixture before the last ones of another.
+Seconds are weighed as a ShardingModel weighs them: communication that overlaps with compute counts `overlap_weight`
+times, and the sum is divided by 1 + `overlap_weight`. That is a lower bound on the step. The order of equal segments
+(`permute_equal_segments`) decides how near the step comes to it.
+`crossover` puts the first instances of one mixture before the last ones of another.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from meshwright.plan import FrontierPoint
 from meshwright.planner.chain.mix import Chain, State
 from meshwright.planner.effort import RESOLUTION
 from meshwright.planner.memory.instances import turning_prices
-from meshwright.planner.sharding.model import Frontier, Options, Point
+from meshwright.planner.sharding.model import Options, Point, ShardingModel
 from meshwright.predict.fast import quick_prediction
 from meshwright.price.overlap import overlapped
 from meshwright.select.problem import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class SegmentOffer:
     """A sharding of one segment: between which boundary options, its point, and one point per way to keep."""
 
     options: Options
@@ -46,7 +47,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Mixture:
+class RematChain:
     """ways: what every instance keeps, of what the chain's points may."""
 
     chain: Chain
@@ -59,7 +60,7 @@ class Mixture:
     @cached_property
     def least_s(self) -> float:
         """What it takes if all is hidden that can be."""
-        overlapped_s, after_s = sum(way.hideable_s for way in self.ways), sum(way.step_s for way in self.ways)
+        overlapped_s, after_s = sum(way.async_comm_s for way in self.ways), sum(way.step_s for way in self.ways)
         alone_s = sum(way.seconds(self.chain.microbatches) for way in self.ways) - overlapped_s - after_s
         return max(alone_s, overlapped_s) + after_s
 
@@ -88,18 +89,18 @@ class _Labels:
 _COLUMNS = ("seconds", "static", "total", "state", "after", "pick", "way")
 
 
-def best_mixture(
-    frontier: Frontier,
-    offers: Sequence[Sequence[Offer]],
+def label_dp(
+    shardings: ShardingModel,
+    offers: Sequence[Sequence[SegmentOffer]],
     budget_bytes: int,
-    known_s: float,
+    incumbent_s: float,
     price: float,
     overlap_weight: float = 1.0,
-) -> Mixture | None:
-    """The fastest mixture of what is offered to each segment; None where none is found faster than `known_s`."""
-    micro = frontier.setting.microbatches
-    first = _first_users(frontier)
-    if not any(way.hideable_s for found in offers for offer in found for way in offer.ways):
+) -> RematChain | None:
+    """The fastest mixture of what is offered to each segment; None where none is found faster than `incumbent_s`."""
+    micro = shardings.setting.microbatches
+    first = _first_users(shardings)
+    if not any(way.async_comm_s for found in offers for offer in found for way in offer.ways):
         overlap_weight = 0.0
     weighed = [[[_weighed_s(way, micro, overlap_weight) for way in offer.ways] for offer in found] for found in offers]
     bounds = _Bounds(offers, weighed)
@@ -113,7 +114,7 @@ def best_mixture(
         for state, number in states.items():
             here = np.flatnonzero(labels.state == number)
             for pick, offer in enumerate(offers[index]):
-                before = _before(frontier, index, dict(state), offer.options, first)
+                before = _before(shardings, index, dict(state), offer.options, first)
                 if before is not None and len(here):
                     target = following.setdefault(before, len(following))
                     parts += list(_extended(labels, here, offer, target, pick, weighed[index][pick]))
@@ -121,7 +122,7 @@ def best_mixture(
             return None
         joined = _Labels(*(np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS))
         promise = joined.seconds + bounds.before(index, budget_bytes - joined.total)
-        places = np.flatnonzero(promise < known_s)
+        places = np.flatnonzero(promise < incumbent_s)
         left = _undominated(joined.taken(places), budget_bytes)
         if len(left) > RESOLUTION:
             left = left[np.argpartition(promise[places[left]], RESOLUTION)[:RESOLUTION]]
@@ -137,10 +138,10 @@ def best_mixture(
         ways.append(picked[-1].ways[found.way[label]])
         label = int(found.after[label])
     chain = Chain(tuple(one.sharding for one in picked), tuple(one.options for one in picked), micro, price)
-    return Mixture(chain, tuple(ways))
+    return RematChain(chain, tuple(ways))
 
 
-def undominated(offers: Sequence[Offer]) -> list[Offer]:
+def undominated(offers: Sequence[SegmentOffer]) -> list[SegmentOffer]:
     """Without ways that another between the same boundary options beats in bytes and both kinds of seconds."""
     rows = [(offer, way, np.array(_figures(way))) for offer in offers for way in offer.ways]
     left: dict[int, list[FrontierPoint]] = {id(offer): [] for offer in offers}
@@ -153,49 +154,56 @@ def undominated(offers: Sequence[Offer]) -> list[Offer]:
         if not beaten:
             left[id(offer)].append(way)
     kept = [(offer, left[id(offer)]) for offer in offers]
-    return [Offer(offer.options, offer.sharding, tuple(ways)) for offer, ways in kept if ways]
+    return [SegmentOffer(offer.options, offer.sharding, tuple(ways)) for offer, ways in kept if ways]
 
 
 def _figures(way: FrontierPoint) -> tuple[float, ...]:
     alone_s = way.forward_s + way.backward_s
-    return (alone_s, way.first_s + way.last_s, way.step_s, way.static_bytes, way.resident_bytes, way.transient_bytes)
+    return (
+        alone_s,
+        way.gather_params_s + way.reduce_grads_s,
+        way.step_s,
+        way.static_bytes,
+        way.resident_bytes,
+        way.transient_bytes,
+    )
 
 
-def spliced(frontier: Frontier, one: Mixture, other: Mixture) -> Iterator[Mixture]:
+def crossover(shardings: ShardingModel, one: RematChain, other: RematChain) -> Iterator[RematChain]:
     """The first instances of one, the others of the other, wherever both leave the boundary alike."""
     for cut in range(1, len(one.ways)):
         options = (*one.chain.options[:cut], *other.chain.options[cut:])
         differ = one.ways[cut - 1] is not other.ways[cut - 1]  # else it is the same as before
-        if differ and _agree(frontier, options):
+        if differ and _agree(shardings, options):
             points = (*one.chain.points[:cut], *other.chain.points[cut:])
             chain = Chain(points, options, one.chain.microbatches, one.chain.price)
-            yield Mixture(chain, (*one.ways[:cut], *other.ways[cut:]))
+            yield RematChain(chain, (*one.ways[:cut], *other.ways[cut:]))
 
 
-def arranged(frontier: Frontier, mixed: Mixture) -> Iterator[Mixture]:
+def permute_equal_segments(shardings: ShardingModel, mixed: RematChain) -> Iterator[RematChain]:
     """Alike instances that change places: what is gathered early, late, or spread evenly over the chain. The lane that
     gathers is a segment ahead of compute, so gathers that lie together are waited for."""
     groups: dict[object, list[int]] = {}
     for index, options in enumerate(mixed.chain.options):
-        groups.setdefault((id(frontier.problem(index)), options), []).append(index)
+        groups.setdefault((id(shardings.problem(index)), options), []).append(index)
     for order in (_longest_first, _longest_last, _spread):
         points, ways = list(mixed.chain.points), list(mixed.ways)
         for places in groups.values():
             for place, taken in zip(places, order(mixed, places), strict=True):
                 points[place], ways[place] = mixed.chain.points[taken], mixed.ways[taken]
         chain = Chain(tuple(points), mixed.chain.options, mixed.chain.microbatches, mixed.chain.price)
-        yield Mixture(chain, tuple(ways))
+        yield RematChain(chain, tuple(ways))
 
 
-def _longest_first(mixed: Mixture, places: Sequence[int]) -> list[int]:
-    return sorted(places, key=lambda place: -mixed.ways[place].hideable_s)
+def _longest_first(mixed: RematChain, places: Sequence[int]) -> list[int]:
+    return sorted(places, key=lambda place: -mixed.ways[place].async_comm_s)
 
 
-def _longest_last(mixed: Mixture, places: Sequence[int]) -> list[int]:
+def _longest_last(mixed: RematChain, places: Sequence[int]) -> list[int]:
     return _longest_first(mixed, places)[::-1]
 
 
-def _spread(mixed: Mixture, places: Sequence[int]) -> list[int]:
+def _spread(mixed: RematChain, places: Sequence[int]) -> list[int]:
     """Of every kind one after as many others as there are to each of it."""
     kinds: dict[object, list[int]] = {}
     for place in places:
@@ -205,30 +213,30 @@ def _spread(mixed: Mixture, places: Sequence[int]) -> list[int]:
     return sorted(places, key=lambda place: ideal[place])
 
 
-def _agree(frontier: Frontier, options: Sequence[Options]) -> bool:
+def _agree(shardings: ShardingModel, options: Sequence[Options]) -> bool:
     """Whether every value and tied weight has the same option wherever it is read."""
     found: dict[str, int] = {}
     for index, here in enumerate(options):
-        for name, option in zip(frontier.boundary(index), here, strict=True):
+        for name, option in zip(shardings.boundary(index), here, strict=True):
             if found.setdefault(name, option) != option:
                 return False
     return True
 
 
-def _first_users(frontier: Frontier) -> dict[str, int]:
+def _first_users(shardings: ShardingModel) -> dict[str, int]:
     """The segment that makes each boundary value, or reads a tied weight first."""
     found: dict[str, int] = {}
-    for index in range(len(frontier.program.segments)):
-        for name in frontier.boundary(index):
+    for index in range(len(shardings.program.segments)):
+        for name in shardings.boundary(index):
             found.setdefault(name, index)
     return found
 
 
 def _before(
-    frontier: Frontier, index: int, alive: dict[str, int], options: Options, first: dict[str, int]
+    shardings: ShardingModel, index: int, alive: dict[str, int], options: Options, first: dict[str, int]
 ) -> State | None:
     """What must be alive before the segment runs; None where it does not go with what later ones want."""
-    here = dict(zip(frontier.boundary(index), options, strict=True))
+    here = dict(zip(shardings.boundary(index), options, strict=True))
     if any(alive.get(name, option) != option for name, option in here.items()):
         return None
     return tuple(sorted((name, option) for name, option in (alive | here).items() if first[name] < index))
@@ -236,12 +244,12 @@ def _before(
 
 def _weighed_s(way: FrontierPoint, microbatches: int, overlap_weight: float) -> float:
     """A lower bound on what it adds to a step."""
-    alone_s = way.seconds(microbatches) - way.hideable_s - way.step_s
-    return (alone_s + overlap_weight * way.hideable_s) / (1 + overlap_weight) + way.step_s
+    alone_s = way.seconds(microbatches) - way.async_comm_s - way.step_s
+    return (alone_s + overlap_weight * way.async_comm_s) / (1 + overlap_weight) + way.step_s
 
 
 def _extended(
-    labels: _Labels, here: Ints, offer: Offer, target: int, pick: int, seconds: Sequence[float]
+    labels: _Labels, here: Ints, offer: SegmentOffer, target: int, pick: int, seconds: Sequence[float]
 ) -> Iterator[_Labels]:
     same = np.ones(len(here), dtype=np.int64)
     for number, (way, way_s) in enumerate(zip(offer.ways, seconds, strict=True)):
@@ -254,7 +262,7 @@ def _extended(
 class _Bounds:
     """What the instances before one take at least, given the bytes that are left to them."""
 
-    def __init__(self, offers: Sequence[Sequence[Offer]], weighed: Sequence[Sequence[Sequence[float]]]) -> None:
+    def __init__(self, offers: Sequence[Sequence[SegmentOffer]], weighed: Sequence[Sequence[Sequence[float]]]) -> None:
         held = [np.array([way.held_bytes for offer in found for way in offer.ways]) for found in offers]
         seconds = [np.array([one for every in found for one in every]) for found in weighed]
         prices = turning_prices(zip(held, seconds, strict=True))

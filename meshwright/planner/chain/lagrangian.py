@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from meshwright.errors import PlanError
 from meshwright.planner.chain.exact import exact_chain, is_small
 from meshwright.planner.chain.exact_memory import Leanest
-from meshwright.planner.chain.mix import Chain, mixed
+from meshwright.planner.chain.mix import Chain, combine_chains
 from meshwright.planner.chain.shortest_path import least_cost, walk
 from meshwright.planner.effort import PRICES, RETRIES
-from meshwright.planner.sharding.model import Frontier
+from meshwright.planner.sharding.model import ShardingModel
 
 ANY_PRICE = 1.0
 """Seconds per byte: more than any is worth."""
@@ -32,7 +32,7 @@ CLOSED = 1e-9
 class _Search:
     """Chains met so far, by price, and the best bound. room_bytes: what there is for what is held."""
 
-    frontier: Frontier
+    shardings: ShardingModel
     budget_bytes: int
     room_bytes: int
     bound_s: float = 0.0
@@ -40,9 +40,9 @@ class _Search:
     chains: list[Chain] = field(default_factory=list)
 
     def ask(self, price: float) -> Chain:
-        cost, chain = _cheapest(self.frontier, price)
-        if self.frontier.cap_bytes is None and self.frontier.bounds:
-            self.bound_s = max(self.bound_s, (cost - price * self.room_bytes) / self.frontier.scale)
+        cost, chain = _cheapest(self.shardings, price)
+        if self.shardings.cap_bytes is None and self.shardings.bounds:
+            self.bound_s = max(self.bound_s, (cost - price * self.room_bytes) / self.shardings.scale)
         self.chains.append(chain)
         return chain
 
@@ -50,135 +50,137 @@ class _Search:
         return chain.peak_bytes <= self.budget_bytes
 
 
-def _cheapest(frontier: Frontier, price: float) -> tuple[float, Chain]:
+def _cheapest(shardings: ShardingModel, price: float) -> tuple[float, Chain]:
     """(its cost, the cheapest chain at a price per byte). Searches under other budgets ask for the same prices."""
-    key = frontier.key(price)
-    found: tuple[float, Chain] | None = frontier.chains.get(key)
+    key = shardings.key(price)
+    found: tuple[float, Chain] | None = shardings.chains.get(key)
     if found is None:
-        cost, path = walk(frontier, price)
-        points = tuple(frontier.point(index, options, price) for index, options in enumerate(path))
-        found = cost, Chain(points, tuple(path), frontier.setting.microbatches, price)
-        frontier.chains[key] = found
+        cost, path = walk(shardings, price)
+        points = tuple(shardings.point(index, options, price) for index, options in enumerate(path))
+        found = cost, Chain(points, tuple(path), shardings.setting.microbatches, price)
+        shardings.chains[key] = found
     return found
 
 
-def chain_at(frontier: Frontier, price: float) -> Chain:
+def chain_at(shardings: ShardingModel, price: float) -> Chain:
     """The cheapest chain at a price per byte."""
-    return _cheapest(frontier, price)[1]
+    return _cheapest(shardings, price)[1]
 
 
-def chain_within(frontier: Frontier, price: float) -> Chain | None:
+def chain_within(shardings: ShardingModel, price: float) -> Chain | None:
     """The same; None where a layer has no way to run under the cap of the frontier."""
     try:
-        return chain_at(frontier, price)
+        return chain_at(shardings, price)
     except PlanError:  # pins leave ways: chains without the cap were found
         return None
 
 
-def floor_s(frontier: Frontier) -> float:
+def memory_free_bound_s(shardings: ShardingModel) -> float:
     """The fastest chain's seconds if memory were free."""
-    return least_cost(frontier, 0.0) / frontier.scale
+    return least_cost(shardings, 0.0) / shardings.scale
 
 
-def least_s(frontier: Frontier) -> float:
+def step_bound_s(shardings: ShardingModel) -> float:
     """No chain is faster, if memory were free: by what devices compute, and by what the host has to ask for."""
-    return max(floor_s(frontier), frontier.least_host_s())
+    return max(memory_free_bound_s(shardings), shardings.least_host_s())
 
 
-def bound_at(frontier: Frontier, price: float, budget_bytes: int) -> float:
+def bound_at(shardings: ShardingModel, price: float, budget_bytes: int) -> float:
     """What no chain that fits is faster than, by one price."""
-    return (least_cost(frontier, price) - price * (budget_bytes - frontier.least_transient())) / frontier.scale
+    return (least_cost(shardings, price) - price * (budget_bytes - shardings.least_transient())) / shardings.scale
 
 
 def solve_chain(
-    frontier: Frontier,
+    shardings: ShardingModel,
     budget_bytes: int,
-    known_s: float = float("inf"),
+    incumbent_s: float = float("inf"),
     exactly: bool = True,
     hard: bool = True,
     first: bool = False,
 ) -> tuple[Chain | None, float]:
-    """(the fastest chain that fits, or None if none was found faster than `known_s`; a bound on all that fit).
+    """(the fastest chain that fits, or None if none was found faster than `incumbent_s`; a bound on all that fit).
 
     exactly: of a small program, also where prices per byte do not find it, which takes longer. hard: also where nothing
     fits at the highest price. first: any chain that fits is enough."""
-    search = _Search(frontier, budget_bytes, budget_bytes - frontier.least_transient())
+    search = _Search(shardings, budget_bytes, budget_bytes - shardings.least_transient())
     free = search.ask(0.0)
-    if search.fits(free) or search.bound_s >= known_s:
+    if search.fits(free) or search.bound_s >= incumbent_s:
         return (free if search.fits(free) else None), search.bound_s
     least = free
     for highest in (PRICES[-1] * free.seconds / max(1, budget_bytes), ANY_PRICE):
         if search.fits(least) or highest <= least.price:
             continue
-        search.highest, search.frontier = highest, frontier
+        search.highest, search.shardings = highest, shardings
         least = search.ask(highest)
         if not search.fits(least):
-            if not hard and not is_small(frontier):
+            if not hard and not is_small(shardings):
                 return None, search.bound_s
             least = _lower(search, least)
     if search.fits(least):
         if first:
             return least, search.bound_s
-        _bracket(search, free, least, known_s)
-        if search.bound_s >= known_s:
+        _bracket(search, free, least, incumbent_s)
+        if search.bound_s >= incumbent_s:
             return None, search.bound_s
-    small = exactly and is_small(frontier)
+    small = exactly and is_small(shardings)
     lean = _lean(search, least.price) if small and first else None
     if lean is not None:
         return lean, search.bound_s
-    met = search.chains + mixed(search.frontier, search.chains, budget_bytes)
+    met = search.chains + combine_chains(search.shardings, search.chains, budget_bytes)
     fitting = [chain for chain in met if search.fits(chain)]
     best = min(fitting, key=lambda chain: chain.seconds, default=None)
     if first or not small:
         return best, search.bound_s
     best = best or _lean(search, least.price)
     if best is not None and best.seconds > search.bound_s * (1 + CLOSED):
-        exact, bound_s = exact_chain(frontier, budget_bytes, least.price)
+        exact, bound_s = exact_chain(shardings, budget_bytes, least.price)
         if exact is not None and exact.seconds < best.seconds:
             best = exact
-        if frontier.bounds:
+        if shardings.bounds:
             search.bound_s = max(search.bound_s, min(bound_s, best.seconds))
     return best, search.bound_s
 
 
 def _lean(search: _Search, price: float) -> Chain | None:
     """Of a small program, any chain that fits; the bound is infinite where it is proven that there is none."""
-    chain, none = Leanest.of(search.frontier).chain(search.budget_bytes, price)
+    chain, none = Leanest.of(search.shardings).chain(search.budget_bytes, price)
     if none:
         search.bound_s = float("inf")
     return chain
 
 
-def least_bytes(frontier: Frontier) -> int:
+def least_bytes(shardings: ShardingModel) -> int:
     """The peak of the chain that holds least."""
-    return chain_at(frontier, ANY_PRICE).peak_bytes
+    return chain_at(shardings, ANY_PRICE).peak_bytes
 
 
 def _lower(search: _Search, over: Chain) -> Chain:
     """The chain that holds least, when ops may need no more than it leaves them; the search goes on with that cap."""
     for _ in range(RETRIES):
         cap = search.budget_bytes - over.held_bytes
-        if search.frontier.cap_bytes is not None and cap >= search.frontier.cap_bytes:  # what waits besides is too much
+        if (
+            search.shardings.cap_bytes is not None and cap >= search.shardings.cap_bytes
+        ):  # what waits besides is too much
             cap = over.transient_bytes - (over.peak_bytes - search.budget_bytes)
         if cap <= 0:
             return over
-        capped = search.frontier.capped(cap)
+        capped = search.shardings.capped(cap)
         leaner = chain_within(capped, over.price)
         if leaner is None:
             return over
-        search.frontier, over = capped, leaner
+        search.shardings, over = capped, leaner
         search.chains.append(over)
         if search.fits(over):
             return over
     return over
 
 
-def _bracket(search: _Search, over: Chain, within: Chain, known_s: float) -> None:
+def _bracket(search: _Search, over: Chain, within: Chain, incumbent_s: float) -> None:
     """Prices between a chain that is over the budget and one that fits, where the two cost the same."""
     for _ in range(RETRIES):
-        if search.bound_s >= known_s or within.held_bytes >= over.held_bytes:
+        if search.bound_s >= incumbent_s or within.held_bytes >= over.held_bytes:
             return
-        overlap_weight = search.frontier.overlap_weight
+        overlap_weight = search.shardings.overlap_weight
         more_s = within.weighed_s(overlap_weight) - over.weighed_s(overlap_weight)
         price = more_s / (over.held_bytes - within.held_bytes)
         if not 0 < price <= search.highest:

@@ -14,8 +14,8 @@ import numpy as np
 
 from meshwright.plan import FrontierPoint
 from meshwright.planner.effort import RESOLUTION
-from meshwright.planner.sharding.model import Frontier, Options, Point
-from meshwright.price.overlap import host_waits_s, late_bytes, overlapped
+from meshwright.planner.sharding.model import Options, Point, ShardingModel
+from meshwright.price.overlap import host_waits_s, overlapped, pending_grad_bytes
 from meshwright.select.problem import Floats, Ints
 
 State = tuple[tuple[str, int], ...]
@@ -44,9 +44,9 @@ class Chain:
         return host_waits_s(self._points, self.microbatches)
 
     def weighed_s(self, overlap_weight: float | None) -> float:
-        """What overlaps compute counted at this weight, as a Frontier does."""
+        """What overlaps compute counted at this weight, as a ShardingModel does."""
         total_s = sum(point.seconds(self.microbatches) for point in self._points)
-        overlapped_s = sum(point.hideable_s for point in self._points)
+        overlapped_s = sum(point.async_comm_s for point in self._points)
         if overlap_weight is None or not overlapped_s:
             return total_s
         after_s = sum(point.step_s for point in self._points)
@@ -70,7 +70,7 @@ class Chain:
 
     @cached_property
     def peak_bytes(self) -> int:
-        return self.held_bytes + self.transient_bytes + late_bytes(self._points, self.microbatches)
+        return self.held_bytes + self.transient_bytes + pending_grad_bytes(self._points, self.microbatches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,9 @@ class _Labels:
     pick: Ints
 
 
-def mixed(frontier: Frontier, chains: list[Chain], budget_bytes: int) -> list[Chain]:
-    """The fastest mixture that fits: none, or one. `chains` are of one Frontier."""
-    micro = frontier.setting.microbatches
+def combine_chains(shardings: ShardingModel, chains: list[Chain], budget_bytes: int) -> list[Chain]:
+    """The fastest mixture that fits: none, or one. `chains` are of one ShardingModel."""
+    micro = shardings.setting.microbatches
     width = max(1, budget_bytes // RESOLUTION)
     transients = sorted({point.point.transient_bytes for chain in chains for point in chain.points})
     room = [(budget_bytes - transient) // width for transient in transients]
@@ -96,14 +96,14 @@ def mixed(frontier: Frontier, chains: list[Chain], budget_bytes: int) -> list[Ch
     empty = np.zeros(1, dtype=np.int64)
     labels = _Labels(np.zeros(1), empty, empty, empty, empty, empty)
     history = []
-    for index in range(len(frontier.program.segments)):
+    for index in range(len(shardings.program.segments)):
         offered = _offered(chains, index)
         following: dict[State, int] = {}
         parts = []
         for state, number in states.items():
             here = np.flatnonzero(labels.state == number)
             for pick, (options, point) in enumerate(offered):
-                after = _after(frontier, index, dict(state), options)
+                after = _after(shardings, index, dict(state), options)
                 if after is None or not len(here):
                     continue
                 found = point.point
@@ -134,12 +134,12 @@ def _offered(chains: list[Chain], index: int) -> list[tuple[Options, Point]]:
     return [(chain.options[index], chain.points[index]) for chain in met.values()]
 
 
-def _after(frontier: Frontier, index: int, alive: dict[str, int], options: Options) -> State | None:
+def _after(shardings: ShardingModel, index: int, alive: dict[str, int], options: Options) -> State | None:
     """What is alive once the segment has run; None where it does not go with what is alive before."""
-    here = dict(zip(frontier.boundary(index), options, strict=True))
+    here = dict(zip(shardings.boundary(index), options, strict=True))
     if any(alive.get(name, option) != option for name, option in here.items()):
         return None
-    left = ((name, option) for name, option in (alive | here).items() if frontier.last_reader.get(name, -1) > index)
+    left = ((name, option) for name, option in (alive | here).items() if shardings.last_reader.get(name, -1) > index)
     return tuple(sorted(left))
 
 

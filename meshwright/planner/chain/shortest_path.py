@@ -19,7 +19,7 @@ import numpy as np
 
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
-from meshwright.planner.sharding.model import Frontier, Options
+from meshwright.planner.sharding.model import Options, ShardingModel
 from meshwright.planner.sharding.segment import LARGEST_TABLE
 from meshwright.select.problem import Floats
 
@@ -82,55 +82,55 @@ class _Step:
         return dict(zip(self.kept, alive, strict=True)) | dict(zip(self.dying, map(int, best), strict=False))
 
 
-def walk(frontier: Frontier, price: float) -> tuple[float, list[Options]]:
+def walk(shardings: ShardingModel, price: float) -> tuple[float, list[Options]]:
     """(least seconds + price * held bytes, the boundary options of every segment) over all chains."""
-    reached = _reached(frontier, price)
-    cost = frontier.costs[frontier.key(price)] = float(reached[-1])
-    return cost, _path(frontier, price, reached)
+    reached = _reached(shardings, price)
+    cost = shardings.costs[shardings.key(price)] = float(reached[-1])
+    return cost, _path(shardings, price, reached)
 
 
-def least_cost(frontier: Frontier, price: float) -> float:
+def least_cost(shardings: ShardingModel, price: float) -> float:
     """The first of `walk`. Searches under other budgets ask for the same prices."""
-    key = frontier.key(price)
-    if key not in frontier.costs:
-        frontier.costs[key] = float(_reached(frontier, price)[-1])
-    return frontier.costs[key]
+    key = shardings.key(price)
+    if key not in shardings.costs:
+        shardings.costs[key] = float(_reached(shardings, price)[-1])
+    return shardings.costs[key]
 
 
-def _reached(frontier: Frontier, price: float) -> list[Floats]:
+def _reached(shardings: ShardingModel, price: float) -> list[Floats]:
     """What is reached before every segment and after the last, over what is alive there."""
     found: list[Floats] = [np.zeros(())]
     laid: dict[tuple[int, _Laid], Floats] = {}
-    for index, step in enumerate(_steps(frontier)):
-        table = frontier.solve(index, price).costs
+    for index, step in enumerate(_steps(shardings)):
+        table = shardings.solve(index, price).costs
         key = (id(table), step.table)
         if key not in laid:
             laid[key] = np.ascontiguousarray(step.table.out(table))
         found.append(step.least(step.reached.out(found[-1]), laid[key]))
-        _check(frontier, index, found[-1])
+        _check(shardings, index, found[-1])
     return found
 
 
-def _check(frontier: Frontier, index: int, reached: Floats) -> None:
+def _check(shardings: ShardingModel, index: int, reached: Floats) -> None:
     if not np.isfinite(reached).any():
-        name = frontier.program.segments[index].name
+        name = shardings.program.segments[index].name
         raise PlanError(f"no way is left to run layer {name}", "pins that agree", "drop one of them")
 
 
-def _steps(frontier: Frontier) -> list[_Step]:
-    if not frontier.steps:
-        frontier.steps.extend(_made(frontier))
-    return frontier.steps
+def _steps(shardings: ShardingModel) -> list[_Step]:
+    if not shardings.steps:
+        shardings.steps.extend(_made(shardings))
+    return shardings.steps
 
 
-def _made(frontier: Frontier) -> list[_Step]:
+def _made(shardings: ShardingModel) -> list[_Step]:
     found: list[_Step] = []
     alive: tuple[str, ...] = ()
     widths: dict[str, int] = {}
     merged: dict[str, list[list[int]]] = {}
-    for index, segment in enumerate(frontier.program.segments):
-        names = frontier.boundary(index)
-        sides = frontier.problem(index).boundary
+    for index, segment in enumerate(shardings.program.segments):
+        names = shardings.boundary(index)
+        sides = shardings.problem(index).boundary
         layouts = {name: side.layouts for name, side in zip(names, sides, strict=True)}
         widths |= {name: len(merged.get(name, layouts[name])) for name in names}
         here = (*alive, *(name for name in names if name not in alive))
@@ -140,10 +140,10 @@ def _made(frontier: Frontier) -> list[_Step]:
                 f"at most {LARGEST_TABLE:,.0f} combinations",
                 "pin dp or tp, or plan for fewer mesh axes",
             )
-        kept = {name: widths[name] for name in here if frontier.last_reader.get(name, -1) > index}
+        kept = {name: widths[name] for name in here if shardings.last_reader.get(name, -1) > index}
         dying = {name: widths[name] for name in sorted(here, key=lambda name: -widths[name]) if name not in kept}
         table = _laid(names, dying, kept, merged)
-        tied = [name for name in kept if name in names and name in frontier.uses and name not in merged]
+        tied = [name for name in kept if name in names and name in shardings.uses and name not in merged]
         new = {name: _alike(layouts[name]) for name in tied}
         found.append(_Step(_laid(alive, dying, kept), table, dying, kept, new))
         merged |= new
@@ -173,10 +173,10 @@ def _laid(
     return _Laid(tuple(names.index(name) for name in axes if name in names), shape if dying else (1, *shape), picks)
 
 
-def _path(frontier: Frontier, price: float, reached: list[Floats]) -> list[Options]:
+def _path(shardings: ShardingModel, price: float, reached: list[Floats]) -> list[Options]:
     chosen: dict[str, int] = {}
-    steps = _steps(frontier)
+    steps = _steps(shardings)
     for index, step in reversed(list(enumerate(steps))):
         kept = tuple(chosen[name] for name in step.kept)
-        chosen |= step.decided(reached[index], frontier.solve(index, price).costs, kept)
-    return [tuple(chosen[name] for name in frontier.boundary(index)) for index in range(len(steps))]
+        chosen |= step.decided(reached[index], shardings.solve(index, price).costs, kept)
+    return [tuple(chosen[name] for name in shardings.boundary(index)) for index in range(len(steps))]

@@ -12,7 +12,7 @@ from meshwright.planner.infeasible.min_memory import MemoryNeeded
 from meshwright.planner.infeasible.no_room import least_where
 from meshwright.planner.memory.methods import fixed_ways
 from meshwright.planner.memory.nested_sharded import refine_nested
-from meshwright.planner.memory.options import Ways
+from meshwright.planner.memory.options import RematOptions
 from meshwright.planner.memory.refine import least_peak
 from meshwright.planner.search.keep_all import Candidate
 from meshwright.planner.search.mesh_search import Assemble
@@ -23,11 +23,11 @@ def least_by_method(
 ) -> MemoryNeeded:
     """Of the sharding that holds least, in the most micro-batches: a budget in which it fits. refused_bytes: one in
     which it does not."""
-    frontier = candidate.frontier(candidate.microbatches[-1])
-    plan = assemble(chain_at(frontier, ANY_PRICE), frontier)
+    shardings = candidate.shardings(candidate.microbatches[-1])
+    plan = assemble(chain_at(shardings, ANY_PRICE), shardings)
     if method in ("auto", "flat"):
-        return _least_any(plan, program, Ways.of(plan, program), method, refused_bytes)
-    ways = Ways.of(plan, program, ())
+        return _least_any(plan, program, RematOptions.of(plan, program), method, refused_bytes)
+    ways = RematOptions.of(plan, program, ())
     how = "weights and values cut as far as they go"
     if method in ORDERED:
         return MemoryNeeded(_least_ordered(plan, program, ways, method, refused_bytes), how, plan.microbatches)
@@ -35,7 +35,7 @@ def least_by_method(
     return MemoryNeeded(ways.predicted(picked, plan.microbatches).peak_bytes, how, plan.microbatches)
 
 
-def _least_any(plan: Plan, program: Program, ways: Ways, method: str, refused_bytes: int) -> MemoryNeeded:
+def _least_any(plan: Plan, program: Program, ways: RematOptions, method: str, refused_bytes: int) -> MemoryNeeded:
     """Everything recomputed that can be. On one device, where a search under that limit looks at this sharding and no
     other, in a nested order too."""
     flat = MemoryNeeded(least_peak(ways, plan.microbatches), "everything recomputed", plan.microbatches)
@@ -49,7 +49,7 @@ def _least_any(plan: Plan, program: Program, ways: Ways, method: str, refused_by
     return min(flat, MemoryNeeded(nested, "layers run forward more than once", plan.microbatches))
 
 
-def _least_ordered(plan: Plan, program: Program, ways: Ways, method: str, refused_bytes: int) -> int:
+def _least_ordered(plan: Plan, program: Program, ways: RematOptions, method: str, refused_bytes: int) -> int:
     """An order is looked for in parts of the budget, so that it may not be found again in no more than it takes."""
     low = max(refused_bytes, ways.static_bytes)
 

@@ -15,20 +15,20 @@ from meshwright.errors import PlanError
 from meshwright.pins.methods import FIXED, ORDERED
 from meshwright.pins.stages import PipelinePins
 from meshwright.plan import Plan
-from meshwright.planner.chain.lagrangian import ANY_PRICE, chain_at, floor_s
+from meshwright.planner.chain.lagrangian import ANY_PRICE, chain_at, memory_free_bound_s
 from meshwright.planner.chain.mix import Chain
 from meshwright.planner.effort import EXACT
 from meshwright.planner.infeasible.min_memory import MemoryNeeded, WorkBudget, needed_by
 from meshwright.planner.memory.by_method import refine_by
 from meshwright.planner.memory.nested_sharded import refine_nested
-from meshwright.planner.memory.options import Ways
+from meshwright.planner.memory.options import RematOptions
 from meshwright.planner.memory.refine import refine, refine_ways
 from meshwright.planner.pipeline.search import PipelineSearch
-from meshwright.planner.search.dual_bound import Bound, best_bound
+from meshwright.planner.search.dual_bound import DualBound, best_bound
 from meshwright.planner.search.keep_all import Candidate, search
-from meshwright.planner.search.mesh_search import FEWER, Assemble, Together, weighed
+from meshwright.planner.search.mesh_search import FEWER, Assemble, MeshSearch, weighed
 from meshwright.planner.search.shard_then_remat import sweep_budgets
-from meshwright.planner.sharding.model import Frontier
+from meshwright.planner.sharding.model import ShardingModel
 from meshwright.price.parameter import Setting
 
 
@@ -61,14 +61,14 @@ def feasible_jointly(
 ) -> MemoryNeeded | None:
     """With what is sharded and what is recomputed chosen together (`joint`), the most micro-batches first."""
     offered = (lambda _, ways: ways.curves.options) if flat else None
-    for frontier in _frontiers(candidates, budget_bytes):
+    for shardings in _sharding_models(candidates, budget_bytes):
         work.spend()
-        bound = Bound(floor_s(frontier), 0.0)
-        for some in ([frontier], weighed(frontier)[1:]):
+        bound = DualBound(memory_free_bound_s(shardings), 0.0)
+        for some in ([shardings], weighed(shardings)[1:]):
             bound = best_bound(some, budget_bytes, float("inf"), bound)
         if bound.seconds == float("inf"):
             continue
-        together = Together(frontier, program, budget_bytes, assemble, float("inf"), offered)
+        together = MeshSearch(shardings, program, budget_bytes, assemble, float("inf"), offered)
         plan = together.fastest(bound.price) or together.otherwise()
         work.spend(len(together.met))
         if plan is not None:
@@ -88,9 +88,9 @@ def feasible_by_budgets(
     """Sharded under larger budgets first, memory then saved by the method (`sweep`)."""
     ours = method in ("auto", "flat")
 
-    def refined(chain: Chain, frontier: Frontier) -> Plan | None:
+    def refined(chain: Chain, shardings: ShardingModel) -> Plan | None:
         work.spend()
-        plan = assemble(chain, frontier)
+        plan = assemble(chain, shardings)
         if ours:
             found = refine(plan, program, budget_bytes, FEWER, flat=method == "flat")
         else:
@@ -135,12 +135,12 @@ def min_memory_plan(
     where nothing else fits. nested: in nested orders too, where the method allows them."""
     found = []
     for candidate in candidates:
-        frontier = candidate.frontier(candidate.microbatches[-1])
-        plan = assemble(chain_at(frontier, ANY_PRICE), frontier)
+        shardings = candidate.shardings(candidate.microbatches[-1])
+        plan = assemble(chain_at(shardings, ANY_PRICE), shardings)
         if method in ORDERED or method in FIXED:
             found.append(refine_by(plan, program, budget_bytes, method))
         elif plan.predicted.static_bytes <= budget_bytes:
-            ways = Ways.of(plan, program)
+            ways = RematOptions.of(plan, program)
             flat = refine_ways(plan, program, ways, budget_bytes, ways.curves.options if method == "flat" else None)
             deeper = nested and flat is None and method == "auto"
             found.append(refine_nested(plan, program, ways, budget_bytes) if deeper else flat)
@@ -165,16 +165,16 @@ def feasible_pipeline(
     return needed_by(plan) if plan else None
 
 
-def _frontiers(candidates: Sequence[Candidate], budget_bytes: int) -> Iterator[Frontier]:
+def _sharding_models(candidates: Sequence[Candidate], budget_bytes: int) -> Iterator[ShardingModel]:
     """Of every mesh and number of micro-batches whose weights leave room."""
     for candidate in candidates:
         numbers = []
         for number in candidate.microbatches:
             try:
-                frontier = candidate.frontier(number).recomputing()
+                shardings = candidate.shardings(number).recomputing()
             except PlanError:
                 continue
-            if frontier.least_static() > budget_bytes:
+            if shardings.least_static() > budget_bytes:
                 break  # nor is there less of it in more of them
             numbers.append(number)
-        yield from (candidate.frontier(number).recomputing() for number in reversed(numbers))
+        yield from (candidate.shardings(number).recomputing() for number in reversed(numbers))

@@ -74,13 +74,13 @@ def least_of(candidate: Candidate) -> MemoryNeeded:
     """Fewest samples at a time, or as many as there are: the ends are tried."""
     numbers = {candidate.microbatches[0], candidate.microbatches[-1]}
     how = "weights and values cut as far as they go"
-    return min(MemoryNeeded(least_bytes(candidate.frontier(number)), how, number) for number in sorted(numbers))
+    return min(MemoryNeeded(least_bytes(candidate.shardings(number)), how, number) for number in sorted(numbers))
 
 
 def _fits(candidate: Candidate, budget: int) -> bool:
     """Whether `least_of` is within the budget; the number that takes fewer bytes mostly is asked first."""
     ends = (candidate.microbatches[-1], candidate.microbatches[0])
-    frontiers = (candidate.frontier(number) for number in dict.fromkeys(ends))
+    frontiers = (candidate.shardings(number) for number in dict.fromkeys(ends))
     return any(one.least_static() <= budget and least_bytes(one) <= budget for one in frontiers)
 
 

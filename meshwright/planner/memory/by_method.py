@@ -13,12 +13,12 @@ from meshwright.planner.chain.lagrangian import ANY_PRICE, chain_at
 from meshwright.planner.chain.mix import Chain
 from meshwright.planner.memory.methods import fixed_ways
 from meshwright.planner.memory.nested_sharded import refine_nested
-from meshwright.planner.memory.options import Ways
+from meshwright.planner.memory.options import RematOptions
 from meshwright.planner.memory.refine import refine_ways
 from meshwright.planner.search.keep_all import Candidate
 from meshwright.planner.search.mesh_search import Assemble
 from meshwright.planner.search.shard_then_remat import sweep_budgets
-from meshwright.planner.sharding.model import Frontier
+from meshwright.planner.sharding.model import ShardingModel
 
 
 def method_search(
@@ -32,13 +32,13 @@ def method_search(
     """The fastest that fits; where none of the sweep does, that of the shardings that hold least. exactly: as for
     `solve_chain`."""
 
-    def refined(chain: Chain, frontier: Frontier) -> Plan | None:
-        return refine_by(assemble(chain, frontier), program, budget_bytes, method)
+    def refined(chain: Chain, shardings: ShardingModel) -> Plan | None:
+        return refine_by(assemble(chain, shardings), program, budget_bytes, method)
 
     best = sweep_budgets(candidates, budget_bytes, refined, None, exactly, to_the_end=True)
     for candidate in candidates if best is None else ():
-        frontier = candidate.frontier(candidate.microbatches[-1])
-        plan = refined(chain_at(frontier, ANY_PRICE), frontier)
+        shardings = candidate.shardings(candidate.microbatches[-1])
+        plan = refined(chain_at(shardings, ANY_PRICE), shardings)
         if plan is not None and (best is None or plan.predicted.step_s < best.predicted.step_s):
             best = plan
     return best
@@ -48,7 +48,7 @@ def refine_by(plan: Plan, program: Program, budget_bytes: int, method: str) -> P
     """The plan with its sharding as it is, saving memory in this way; None where that does not fit."""
     if plan.predicted.static_bytes > budget_bytes:
         return None
-    ways = Ways.of(plan, program, ())
+    ways = RematOptions.of(plan, program, ())
     if method in ORDERED:
         return refine_nested(plan, program, ways, budget_bytes, method)
     picked = fixed_ways(program, ways.curves.plan, ways.curves.options, method)

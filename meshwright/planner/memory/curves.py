@@ -27,10 +27,10 @@ from meshwright.planner.memory.plans import with_kept
 from meshwright.predict import predicted
 from meshwright.predict.one_stage import static_bytes
 from meshwright.predict.pieces import stage_pieces
-from meshwright.remat.away import away_options
 from meshwright.remat.chained import Chained
-from meshwright.remat.curve import Kept, kept_curve, undominated
+from meshwright.remat.curve import RematPoint, kept_curve, undominated
 from meshwright.remat.inner import CHUNKS, inner_options
+from meshwright.remat.offload import away_options
 from meshwright.remat.tail import tail_options
 from meshwright.remat.traced import Tracer, traced_for
 from meshwright.remat.way import cut_way
@@ -47,11 +47,11 @@ class Curves:
 
     plan: Plan
     program: Program
-    options: tuple[tuple[Kept, ...], ...]
+    options: tuple[tuple[RematPoint, ...], ...]
     gradients: tuple[int, ...]
     static_bytes: int
     step_s: float
-    away: tuple[tuple[Kept, ...], ...] = ()
+    away: tuple[tuple[RematPoint, ...], ...] = ()
     fused: bool = False
 
     def instances(self) -> list[Instance]:
@@ -62,12 +62,12 @@ class Curves:
         """No choice needs less; at the step all gradients are there."""
         return max(least_peak_bytes(self.instances(), self.static_bytes), self.static_bytes + sum(self.gradients))
 
-    def peak_of(self, picked: Sequence[Kept]) -> int:
+    def peak_of(self, picked: Sequence[RematPoint]) -> int:
         """The most bytes in use where instances run in these ways."""
         chosen = [Instance((kept,), size) for kept, size in zip(picked, self.gradients, strict=True)]
         return max(peak_of(chosen, [0] * len(chosen), self.static_bytes), self.static_bytes + sum(self.gradients))
 
-    def priced(self, index: int, choice: Choice) -> Kept:
+    def priced(self, index: int, choice: Choice) -> RematPoint:
         """The way of this instance that a Choice asks for. Raises PlanError where it has none of so many chunks."""
         wanted = (choice.recompute, choice.keep, choice.chunks, choice.offload)
         for kept in (*self.options[index], *(self.away[index] if self.away else ())):
@@ -82,13 +82,13 @@ class Curves:
             "undo the edit, or plan again",
         )
 
-    def _measured(self, index: int, choice: Choice) -> Kept:
+    def _measured(self, index: int, choice: Choice) -> RematPoint:
         """A way that is no point of the curve."""
         device = self.plan.mesh.device
         joint = traced_for(device)(sharded_segments(self.program, self.plan)[index])
         return cut_way(joint, NodeCosts(device, self.fused, self.plan.mesh), choice.recompute, choice.keep)
 
-    def fixed(self, method: str) -> list[Kept]:
+    def fixed(self, method: str) -> list[RematPoint]:
         """What a method whose ways do not depend on the limit does with every instance."""
         return fixed_ways(self.program, self.plan, self.options, method, self.fused)
 
@@ -132,7 +132,7 @@ class Curves:
         return least.refusal(budget, self.plan.mesh.device.name, self.static_bytes, chunks, method)
 
     def written(
-        self, picked: Sequence[Kept], budget_bytes: int | None, slower_s: float, order: tuple[str, ...] = ()
+        self, picked: Sequence[RematPoint], budget_bytes: int | None, slower_s: float, order: tuple[str, ...] = ()
     ) -> Plan:
         """The plan that runs so. slower_s: than a bound on all plans."""
         plan = replace(with_kept(self.plan, picked), memory_bytes=budget_bytes, order=order, compile=self.fused)
@@ -163,10 +163,10 @@ class Curves:
         """With ways that offload, and room for the largest value that is on its way."""
         if not self.away:
             return
-        sizes = sorted({kept.away_bytes for ways in self.away for kept in ways})
+        sizes = sorted({kept.offloaded_bytes for ways in self.away for kept in ways})
         for aside in dict.fromkeys((sizes[-1], sizes[len(sizes) // 2])) if sizes else ():
             options = tuple(
-                (*ways, *(kept for kept in more if kept.away_bytes <= aside))
+                (*ways, *(kept for kept in more if kept.offloaded_bytes <= aside))
                 for ways, more in zip(self.options, self.away, strict=True)
             )
             yield replace(self, options=options, static_bytes=self.static_bytes + aside)
@@ -238,7 +238,7 @@ def curves(
     traced = traced_for(device)
     segments = sharded_segments(program, plan)
     first = {number: kept_curve(traced(graph), costs) for number, graph in {id(one): one for one in segments}.items()}
-    made: dict[tuple[int, bool, tuple[str, ...]], tuple[Kept, ...]] = {}
+    made: dict[tuple[int, bool, tuple[str, ...]], tuple[RematPoint, ...]] = {}
     options = []
     given = _held_inputs(program, segments, first)
     for index, graph in enumerate(segments):
@@ -262,15 +262,19 @@ def curves(
 
 
 def _away(
-    program: Program, segments: Sequence[SegmentGraph], options: list[tuple[Kept, ...]], traced: Tracer, copies: Copies
-) -> tuple[tuple[Kept, ...], ...]:
+    program: Program,
+    segments: Sequence[SegmentGraph],
+    options: list[tuple[RematPoint, ...]],
+    traced: Tracer,
+    copies: Copies,
+) -> tuple[tuple[RematPoint, ...], ...]:
     """Per instance, its ways with some values on the host; what two segments keep stays."""
     shared: set[str] = set()
     for segment, graph, ways in zip(program.segments, segments, options, strict=True):
         pairs = zip(segment.outputs, graph.outputs, strict=True)
         shared |= {name for name, local in pairs if any(local in kept.saved for kept in ways)}
-    found: list[tuple[Kept, ...]] = []
-    made: dict[object, tuple[Kept, ...]] = {}
+    found: list[tuple[RematPoint, ...]] = []
+    made: dict[object, tuple[RematPoint, ...]] = {}
     for index, (segment, graph) in enumerate(zip(program.segments[:-1], segments[:-1], strict=True)):
         inputs = [(label(value.name), name) for value, name in zip(graph.inputs, segment.inputs, strict=True)]
         many = {name for other in program.segments[index + 1 :] for name in other.inputs}
@@ -283,7 +287,7 @@ def _away(
 
 
 def _held_outputs(
-    program: Program, segments: Sequence[SegmentGraph], first: dict[int, tuple[Kept, ...]], graph: SegmentGraph
+    program: Program, segments: Sequence[SegmentGraph], first: dict[int, tuple[RematPoint, ...]], graph: SegmentGraph
 ) -> tuple[str, ...]:
     """Outputs that the next segment keeps whatever it does, after each instance of this graph."""
     found = set(graph.outputs)
@@ -301,7 +305,7 @@ def _held_outputs(
 
 
 def _held_inputs(
-    program: Program, segments: Sequence[SegmentGraph], first: dict[int, tuple[Kept, ...]]
+    program: Program, segments: Sequence[SegmentGraph], first: dict[int, tuple[RematPoint, ...]]
 ) -> list[tuple[str, ...]]:
     """Per instance, inputs that one before it keeps whatever it does, and so until after this one's backward: an
     encoder's output, which every decoder layer reads, is in memory once."""
@@ -314,5 +318,5 @@ def _held_inputs(
     return found
 
 
-def _always(first: dict[int, tuple[Kept, ...]], graph: SegmentGraph, name: str) -> bool:
+def _always(first: dict[int, tuple[RematPoint, ...]], graph: SegmentGraph, name: str) -> bool:
     return all(name in kept.saved for kept in first[id(graph)])

@@ -18,12 +18,12 @@ from meshwright.generate.joint import Joint, label
 from meshwright.generate.program import sharded_segments
 from meshwright.plan import FrontierPoint, Plan
 from meshwright.planner.chain.enumerate import TooManyError
-from meshwright.planner.memory.options import Ways
+from meshwright.planner.memory.options import RematOptions
 from meshwright.planner.memory.plans import with_kept
 from meshwright.predict import predicted
 from meshwright.predict.one_stage import gradients_of
 from meshwright.price.overlap import overlapped
-from meshwright.remat.curve import Kept, in_memory_anyway
+from meshwright.remat.curve import RematPoint, in_memory_anyway
 from meshwright.remat.inner import inner_options
 from meshwright.remat.tail import tail_options
 from meshwright.remat.traced import Tracer, traced_for
@@ -41,7 +41,7 @@ def fastest_fitting(
     most: combinations above which TooManyError is raised, as it is where values may wait on the host.
     flat: every segment runs forward once, and nothing waits on the host.
     """
-    ways = Ways.of(plan, program, ())
+    ways = RematOptions.of(plan, program, ())
     if ways.curves.away and not flat:
         raise TooManyError
     every, micro = _every_way(plan, program, most), plan.microbatches
@@ -58,12 +58,12 @@ def fastest_fitting(
 
 
 def _by_step(
-    every: Sequence[Sequence[Kept]],
+    every: Sequence[Sequence[RematPoint]],
     points: Sequence[Sequence[FrontierPoint]],
     microbatches: int,
     room_bytes: int,
     limit_s: float,
-) -> list[tuple[float, tuple[Kept, ...]]]:
+) -> list[tuple[float, tuple[RematPoint, ...]]]:
     """Combinations that take less than a limit and may fit, the fastest first."""
     found = []
     for picked, taken in zip(product(*every), product(*points), strict=True):
@@ -81,12 +81,12 @@ def _least_bytes(points: Sequence[FrontierPoint]) -> int:
 def _nested_s(points: Sequence[FrontierPoint], microbatches: int) -> float:
     """What no nested order is faster than: the step as it is, and all compute with the shortest forward once more. The
     last segment runs forward once in any order. points: everything kept."""
-    again_s = min((point.forward_s for point in points[:-1]), default=inf)
-    each_s = sum(point.forward_s + point.backward_s for point in points) + again_s
+    gather_per_use_s = min((point.forward_s for point in points[:-1]), default=inf)
+    each_s = sum(point.forward_s + point.backward_s for point in points) + gather_per_use_s
     return max(overlapped(points, microbatches), microbatches * each_s + sum(point.step_s for point in points))
 
 
-def _every_way(plan: Plan, program: Program, most: int) -> tuple[tuple[Kept, ...], ...]:
+def _every_way(plan: Plan, program: Program, most: int) -> tuple[tuple[RematPoint, ...], ...]:
     """Of each segment, that which keeps all first."""
     device = plan.mesh.device
     costs, traced = NodeCosts(device, plan.compile, plan.mesh), traced_for(device)
@@ -100,7 +100,7 @@ def _every_way(plan: Plan, program: Program, most: int) -> tuple[tuple[Kept, ...
 
 def _of_segment(
     plan: Plan, program: Program, index: int, graph: SegmentGraph, costs: NodeCosts, traced: Tracer, most: int
-) -> Iterator[Kept]:
+) -> Iterator[RematPoint]:
     """What it shares with its neighbours is theirs to hold: its bytes are the fewest there may be."""
     joint = traced(graph)
     held = (*graph.outputs, *(label(value.name) for value in graph.inputs))

@@ -28,21 +28,21 @@ from meshwright.plan import Plan
 from meshwright.planner.memory.nested import nested_order
 from meshwright.planner.memory.rotor import Move
 from meshwright.remat.chained import Chained, Nested, played
-from meshwright.remat.curve import Kept
+from meshwright.remat.curve import RematPoint
 from meshwright.remat.traced import traced_for
 from meshwright.remat.way import cut_way
 
 KEPT_WHERE_SELECTIVE = (*PRODUCTS, "aten.convolution", "aten._scaled_dot_product", "aten._flash_attention")
 
 
-def all_kept(options: Sequence[Sequence[Kept]]) -> list[Kept]:
+def all_kept(options: Sequence[Sequence[RematPoint]]) -> list[RematPoint]:
     """Of every segment, in one piece, what takes no more time than it must."""
     return [min(_whole(ways), key=lambda kept: (kept.seconds, kept.resident_bytes)) for ways in options]
 
 
 def fixed_ways(
-    program: Program, plan: Plan, options: Sequence[Sequence[Kept]], method: str, fused: bool = False
-) -> list[Kept]:
+    program: Program, plan: Plan, options: Sequence[Sequence[RematPoint]], method: str, fused: bool = False
+) -> list[RematPoint]:
     """What one of `FIXED` does with every segment. options: their curves; fused: the pairs will be compiled."""
     kept = all_kept(options)
     if method == "keep":
@@ -50,7 +50,7 @@ def fixed_ways(
     if method == "full":
         return [*map(least_kept, options[:-1]), kept[-1]]
     costs, traced = NodeCosts(plan.mesh.device, fused, plan.mesh), traced_for(plan.mesh.device)
-    made: dict[int, Kept] = {}
+    made: dict[int, RematPoint] = {}
     found = []
     for graph in sharded_segments(program, plan):
         if id(graph) not in made:
@@ -59,16 +59,16 @@ def fixed_ways(
     return found
 
 
-def least_kept(ways: Sequence[Kept]) -> Kept:
+def least_kept(ways: Sequence[RematPoint]) -> RematPoint:
     """What a segment keeps under `full`: the fewest bytes, in one piece."""
     return min(_whole(ways), key=lambda one: (one.resident_bytes, one.seconds))
 
 
-def _whole(ways: Sequence[Kept]) -> list[Kept]:
+def _whole(ways: Sequence[RematPoint]) -> list[RematPoint]:
     return [kept for kept in ways if kept.chunks == 1]
 
 
-def selective_way(joint: Joint, costs: NodeCosts) -> Kept:
+def selective_way(joint: Joint, costs: NodeCosts) -> RematPoint:
     """Products, convolutions and attention are kept, the rest is recomputed."""
 
     def is_kept(target: str) -> bool:

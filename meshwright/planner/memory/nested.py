@@ -10,7 +10,7 @@ from __future__ import annotations
 from meshwright.planner.effort import RETRIES
 from meshwright.planner.memory.rotor import Link, Order, Saving, rotor
 from meshwright.remat.chained import Chained, Nested, played
-from meshwright.remat.curve import Kept
+from meshwright.remat.curve import RematPoint
 
 
 def nested_order(chained: Chained, room_bytes: int) -> Nested | None:
@@ -54,7 +54,7 @@ def links_of(chained: Chained) -> list[Link]:
     return found
 
 
-def _saving(chained: Chained, index: int, kept: Kept, forward_s: float, output: int) -> Saving:
+def _saving(chained: Chained, index: int, kept: RematPoint, forward_s: float, output: int) -> Saving:
     own = chained.own_bytes(index, kept)
     return Saving(
         kept.seconds - forward_s,

@@ -12,20 +12,22 @@ from dataclasses import replace
 from meshwright.capture.program import Program
 from meshwright.plan import FrontierPoint, Plan
 from meshwright.planner.memory.methods import order_by
-from meshwright.planner.memory.options import Ways
+from meshwright.planner.memory.options import RematOptions
 from meshwright.planner.memory.plans import with_kept
 from meshwright.predict import predicted
-from meshwright.price.overlap import late_bytes
+from meshwright.price.overlap import pending_grad_bytes
 from meshwright.price.parameter import chain_uses
 from meshwright.remat.chained import Chained
-from meshwright.remat.curve import Kept
+from meshwright.remat.curve import RematPoint
 from meshwright.remat.traced import traced_for
 
 
-def refine_nested(plan: Plan, program: Program, ways: Ways, budget_bytes: int, method: str = "nested") -> Plan | None:
+def refine_nested(
+    plan: Plan, program: Program, ways: RematOptions, budget_bytes: int, method: str = "nested"
+) -> Plan | None:
     """The plan with its sharding as it is, in the order of one of `methods.ORDERED`; None where that does not fit."""
     chained = _chained(plan, program, ways)
-    room = budget_bytes - ways.static_bytes - late_bytes(ways.points, plan.microbatches)
+    room = budget_bytes - ways.static_bytes - pending_grad_bytes(ways.points, plan.microbatches)
     found = order_by(chained, method, room) if room > 0 else None
     if found is None or found.peak_bytes > room:
         return None
@@ -43,27 +45,27 @@ def refine_nested(plan: Plan, program: Program, ways: Ways, budget_bytes: int, m
 def _gather_s(plan: Plan, index: int, point: FrontierPoint) -> float:
     """Of one run; a point counts those of a step that runs every segment once."""
     uses = chain_uses((index,), len(plan.segments), plan.microbatches, (index,) if point.lookup else ())
-    return point.again_s / round(2 * plan.microbatches * uses)
+    return point.gather_per_use_s / round(2 * plan.microbatches * uses)
 
 
-def _whole(ways: Ways) -> list[list[Kept]]:
+def _whole(ways: RematOptions) -> list[list[RematPoint]]:
     last = len(ways.curves.options) - 1
     return [[kept for kept in found if kept.chunks == 1 or i == last] for i, found in enumerate(ways.curves.options)]
 
 
-def _chained(plan: Plan, program: Program, ways: Ways) -> Chained:
+def _chained(plan: Plan, program: Program, ways: RematOptions) -> Chained:
     """What an order is made of; every run of a segment with the gather before it."""
     options = []
     for index, kept in enumerate(_whole(ways)):
         point = ways.points[index]
         gather_s = _gather_s(plan, index, point)
-        first_s = ways.curves.options[index][0].seconds
+        gather_params_s = ways.curves.options[index][0].seconds
         options.append(
             [
                 replace(
                     ways.with_weights(index, one),
                     forward_s=point.forward_s + gather_s,
-                    backward_s=point.backward_s + gather_s + max(0.0, one.seconds - first_s),
+                    backward_s=point.backward_s + gather_s + max(0.0, one.seconds - gather_params_s),
                 )
                 for one in kept
             ]

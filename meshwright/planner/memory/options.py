@@ -16,7 +16,7 @@ from meshwright.predict.fast import quick_prediction
 from meshwright.predict.one_stage import gradients_of, is_traced
 from meshwright.predict.pieces import Piece, stage_pieces
 from meshwright.predict.ways import bare, with_choices
-from meshwright.remat.curve import Kept
+from meshwright.remat.curve import RematPoint
 from meshwright.remat.inner import CHUNKS
 
 
@@ -24,7 +24,7 @@ def plan_points(plan: Plan, program: Program) -> list[FrontierPoint]:
     """What every segment costs under the plan, each run forward once; `ordered` says what an order adds."""
     if not plan.recomputes:
         return keeping_all(plan, program)
-    found = Ways.of(plan, program)
+    found = RematOptions.of(plan, program)
     return [found.point(i, kept) for i, kept in enumerate(found.picked(plan))]
 
 
@@ -34,7 +34,7 @@ def keeping_all(plan: Plan, program: Program) -> list[FrontierPoint]:
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class RematOptions:
     """What each segment of a sharded plan may keep, and its point when it does. gathered: bytes of weights besides.
     traced: where seconds are those of traced pairs, the segments' prices."""
 
@@ -45,7 +45,7 @@ class Ways:
     traced: list[Piece] | None = None
 
     @classmethod
-    def of(cls, plan: Plan, program: Program, chunks: tuple[int, ...] = CHUNKS) -> Ways:
+    def of(cls, plan: Plan, program: Program, chunks: tuple[int, ...] = CHUNKS) -> RematOptions:
         """chunks: in which backwards of inner segments may run."""
         every = range(len(program.segments))
         kept = with_choices(plan, [bare(plan.choice(i)) for i in every])
@@ -55,22 +55,22 @@ class Ways:
         found = curves(program, kept, plan.mesh.device, fused=plan.compile, chunks=chunks)
         return cls(points, gathered, found, tuple(made), pieces if is_traced(plan) else None)
 
-    def picked(self, plan: Plan) -> list[Kept]:
+    def picked(self, plan: Plan) -> list[RematPoint]:
         """The ways that a plan's choices name."""
         return [self.curves.priced(index, plan.choice(index)) for index in range(len(self.points))]
 
-    def predicted(self, picked: Sequence[Kept], microbatches: int) -> Prediction:
+    def predicted(self, picked: Sequence[RematPoint], microbatches: int) -> Prediction:
         """Of a plan that runs so, every segment forward once; with room for the largest value that leaves."""
         points = [self.point(index, kept) for index, kept in enumerate(picked)]
         found = quick_prediction(points, microbatches, True, self.gradients)
-        aside = max(kept.away_bytes for kept in picked)
+        aside = max(kept.offloaded_bytes for kept in picked)
         return replace(found, peak_bytes=found.peak_bytes + aside, transient_bytes=found.transient_bytes + aside)
 
     @property
     def static_bytes(self) -> int:
         return sum(point.static_bytes for point in self.points) - sum(self.gradients)
 
-    def with_weights(self, index: int, kept: Kept) -> Kept:
+    def with_weights(self, index: int, kept: RematPoint) -> RematPoint:
         """The same with the gathered weights among its transients."""
         more = self.gathered[index]
         return replace(
@@ -79,7 +79,7 @@ class Ways:
             backward_transient_bytes=kept.backward_transient_bytes + more,
         )
 
-    def point(self, index: int, kept: Kept) -> FrontierPoint:
+    def point(self, index: int, kept: RematPoint) -> FrontierPoint:
         point, found = self.points[index], self.with_weights(index, kept)
         more_s = max(0.0, kept.seconds - self.curves.options[index][0].seconds)
         if self.traced is not None:
@@ -92,7 +92,7 @@ class Ways:
             ),
             backward_input_s=point.backward_input_s + more_s,
             backward_host_s=point.backward_host_s + more_host_s,
-            departures=1 if kept.chunks > 1 or self.curves.fused else point.departures,
+            grad_buckets=1 if kept.chunks > 1 or self.curves.fused else point.grad_buckets,
             resident_bytes=found.resident_bytes,
             forward_transient_bytes=found.forward_transient_bytes,
             backward_transient_bytes=found.backward_transient_bytes,

@@ -13,10 +13,10 @@ from meshwright.predict.fast import NOTHING
 from meshwright.predict.ways import with_choices
 from meshwright.price.flow import invariant
 from meshwright.price.parameter import Setting
-from meshwright.remat.curve import Kept
+from meshwright.remat.curve import RematPoint
 
 
-def with_kept(plan: Plan, picked: Sequence[Kept]) -> Plan:
+def with_kept(plan: Plan, picked: Sequence[RematPoint]) -> Plan:
     """The plan with what each instance keeps; its prediction is not touched."""
     return with_choices(
         plan,

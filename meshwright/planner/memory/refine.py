@@ -9,21 +9,21 @@ from meshwright.capture.program import Program
 from meshwright.plan import FrontierPoint, Plan, Prediction
 from meshwright.planner.effort import RETRIES
 from meshwright.planner.memory.instances import Instance, least_peak_bytes, solve_instances
-from meshwright.planner.memory.options import Ways
+from meshwright.planner.memory.options import RematOptions
 from meshwright.planner.memory.plans import with_kept
 from meshwright.predict import predicted
-from meshwright.price.overlap import late_bytes
-from meshwright.remat.curve import Kept
+from meshwright.price.overlap import pending_grad_bytes
+from meshwright.remat.curve import RematPoint
 from meshwright.remat.inner import CHUNKS
 
-Options = Sequence[Sequence[Kept]]
+Options = Sequence[Sequence[RematPoint]]
 
 
 @dataclass(frozen=True, slots=True)
-class FittedWays:
+class FittedRemat:
     """One way per instance, and the step that makes."""
 
-    picked: list[Kept]
+    picked: list[RematPoint]
     predicted: Prediction
 
     def written(self, plan: Plan, program: Program) -> Plan:
@@ -37,12 +37,12 @@ def refine(
     in which backwards of inner segments may run; each has to be traced. flat: nothing waits on the host."""
     if plan.predicted.static_bytes > budget_bytes:
         return None
-    ways = Ways.of(plan, program, chunks)
+    ways = RematOptions.of(plan, program, chunks)
     return refine_ways(plan, program, ways, budget_bytes, ways.curves.options if flat else None)
 
 
 def refine_ways(
-    plan: Plan, program: Program, ways: Ways, budget_bytes: int, options: Options | None = None
+    plan: Plan, program: Program, ways: RematOptions, budget_bytes: int, options: Options | None = None
 ) -> Plan | None:
     """`refine`, with these ways to run the segments. options: what each may do, all of its ways unless given; values
     may wait on the host then, where the device's link to it is known."""
@@ -50,9 +50,9 @@ def refine_ways(
     return found.written(plan, program) if found else None
 
 
-def fit_ways(plan: Plan, ways: Ways, budget_bytes: int, options: Options | None = None) -> FittedWays | None:
+def fit_ways(plan: Plan, ways: RematOptions, budget_bytes: int, options: Options | None = None) -> FittedRemat | None:
     """`refine_ways`, not in writing."""
-    best: FittedWays | None = None
+    best: FittedRemat | None = None
     for late in _lates(plan, ways, options):
         for _ in range(RETRIES):  # with the gradients that really wait: those of longer backwards are fewer
             picked = _picked(ways, budget_bytes - late, options)
@@ -60,8 +60,8 @@ def fit_ways(plan: Plan, ways: Ways, budget_bytes: int, options: Options | None 
             if picked is None or predicted is None or predicted.peak_bytes > budget_bytes:
                 break
             if best is None or predicted.step_s < best.predicted.step_s:
-                best = FittedWays(picked, predicted)
-            fewer = late_bytes([ways.point(i, kept) for i, kept in enumerate(picked)], plan.microbatches)
+                best = FittedRemat(picked, predicted)
+            fewer = pending_grad_bytes([ways.point(i, kept) for i, kept in enumerate(picked)], plan.microbatches)
             if fewer >= late:
                 break
             late = fewer
@@ -71,8 +71,8 @@ def fit_ways(plan: Plan, ways: Ways, budget_bytes: int, options: Options | None 
 
 
 def fit_as(
-    plan: Plan, ways: Ways, budget_bytes: int, options: Options, points: Sequence[FrontierPoint]
-) -> FittedWays | None:
+    plan: Plan, ways: RematOptions, budget_bytes: int, options: Options, points: Sequence[FrontierPoint]
+) -> FittedRemat | None:
     """With what these points keep, of these options; None where that does not fit."""
     picked = []
     for offered, point in zip(options, points, strict=True):
@@ -82,22 +82,22 @@ def fit_as(
             return None
         picked.append(same[0])
     predicted = ways.predicted(picked, plan.microbatches)
-    return FittedWays(picked, predicted) if predicted.peak_bytes <= budget_bytes else None
+    return FittedRemat(picked, predicted) if predicted.peak_bytes <= budget_bytes else None
 
 
-def _lates(plan: Plan, ways: Ways, options: Options | None) -> Iterator[int]:
+def _lates(plan: Plan, ways: RematOptions, options: Options | None) -> Iterator[int]:
     """What waits for its reduction where all is kept, and where as much as can be is recomputed."""
     found = late_of(ways, plan.microbatches)
     yield found
     if found:
         offered = ways.curves.options if options is None else options
         longest = [ways.point(i, max(kept, key=lambda one: one.seconds)) for i, kept in enumerate(offered)]
-        fewest = late_bytes(longest, plan.microbatches)
+        fewest = pending_grad_bytes(longest, plan.microbatches)
         if fewest < found:
             yield fewest
 
 
-def _picked(ways: Ways, room_bytes: int, options: Options | None) -> list[Kept] | None:
+def _picked(ways: RematOptions, room_bytes: int, options: Options | None) -> list[RematPoint] | None:
     """The fastest ways within so many bytes."""
     offered = ways.curves.options if options is None else options
     chosen = solve_instances(_instances(ways, offered), room_bytes, ways.static_bytes)
@@ -113,19 +113,19 @@ def _picked(ways: Ways, room_bytes: int, options: Options | None) -> list[Kept] 
     return [found[number] for found, number in zip(offered, chosen.options, strict=True)]
 
 
-def late_of(ways: Ways, microbatches: int) -> int:
+def late_of(ways: RematOptions, microbatches: int) -> int:
     """Gradients that wait for their reduction; no more wait where backward takes longer."""
-    return late_bytes(ways.points, microbatches)
+    return pending_grad_bytes(ways.points, microbatches)
 
 
-def least_peak(ways: Ways, microbatches: int) -> int:
+def least_peak(ways: RematOptions, microbatches: int) -> int:
     """The smallest budget in which the sharding fits, everything recomputed that can be."""
     return least_peak_bytes(_instances(ways, ways.curves.options), ways.static_bytes) + late_of(ways, microbatches)
 
 
-def _instances(ways: Ways, options: Options) -> list[Instance]:
+def _instances(ways: RematOptions, options: Options) -> list[Instance]:
     """What each segment may keep, with the weights it gathers too; those that are alike share it."""
-    made: dict[tuple[int, int], list[Kept]] = {}
+    made: dict[tuple[int, int], list[RematPoint]] = {}
     for index, found in enumerate(options):
         key = (id(found), ways.gathered[index])
         if key not in made:

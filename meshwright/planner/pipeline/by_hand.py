@@ -15,7 +15,7 @@ from meshwright.cluster import Cluster, Mesh
 from meshwright.errors import PlanError, counted
 from meshwright.layout import I, Layout
 from meshwright.plan import Choice, Plan, Stage
-from meshwright.planner.pipeline.meshes import Wires
+from meshwright.planner.pipeline.meshes import SubmeshLinks
 from meshwright.planner.pipeline.realize import stage_links
 from meshwright.planner.reprice import reprice
 from meshwright.planner.space.input_layouts import input_layouts
@@ -96,7 +96,7 @@ def recomputing(plan: Plan, program: Program, stages: Sequence[bool] | None = No
 
 def priced_on(plan: Plan, program: Program, cluster: Cluster) -> Plan:
     """The plan with the wires that the cluster has between its stages, and with what the simulator predicts of it."""
-    wired = replace(plan, links=stage_links(plan, program, Wires(cluster))) if len(plan.stages) > 1 else plan
+    wired = replace(plan, links=stage_links(plan, program, SubmeshLinks(cluster))) if len(plan.stages) > 1 else plan
     return reprice(wired, program).with_prediction(gap=UNPROVEN)
 
 

@@ -20,7 +20,7 @@ from meshwright.predict.pieces import Piece, stage_pieces
 from meshwright.predict.stages import held_bytes
 from meshwright.predict.step import pipeline_predicted
 from meshwright.predict.ways import stage_ways, with_choices
-from meshwright.remat.curve import Kept
+from meshwright.remat.curve import RematPoint
 from meshwright.remat.traced import traced_for
 from meshwright.schedule.orders import SPLIT
 from meshwright.simulate import SegmentCost, Timeline
@@ -32,7 +32,7 @@ class _Way:
 
     seconds: float
     resident_bytes: int
-    kept: Kept
+    kept: RematPoint
     forward_transient_bytes: int = 0
     backward_transient_bytes: int = 0
 
@@ -95,8 +95,8 @@ def nearly_predicted(plan: Plan, program: Program, budgets: Sequence[int]) -> tu
     return found, played
 
 
-_Pairs = list[tuple[Piece, tuple[Kept, ...]]]
-_Known = dict[object, tuple[_Pairs, list[Kept] | None]]
+_Pairs = list[tuple[Piece, tuple[RematPoint, ...]]]
+_Known = dict[object, tuple[_Pairs, list[RematPoint] | None]]
 """What was chosen for which pieces and ways, which are held so that no others take their places."""
 
 
@@ -131,10 +131,12 @@ def _fitted(
     }
 
 
-def _within(rows: list[list[tuple[SegmentCost, Kept]]], flight: int, late: int, budget: int) -> list[Kept] | None:
+def _within(
+    rows: list[list[tuple[SegmentCost, RematPoint]]], flight: int, late: int, budget: int
+) -> list[RematPoint] | None:
     """What a micro-batch in flight keeps counts so many times; what is recomputed, once for every half put off."""
     static = sum(options[0][0].static_bytes for options in rows)
-    best: tuple[float, list[Kept]] | None = None
+    best: tuple[float, list[RematPoint]] | None = None
     for transient in sorted({_transient(cost) for options in rows for cost, _ in options}):
         room = budget - static - transient
         found = _fastest(rows, transient, room, flight, late) if room > 0 else None
@@ -144,8 +146,8 @@ def _within(rows: list[list[tuple[SegmentCost, Kept]]], flight: int, late: int, 
 
 
 def _fastest(
-    rows: list[list[tuple[SegmentCost, Kept]]], transient: int, room: int, flight: int, late: int
-) -> tuple[float, list[Kept]] | None:
+    rows: list[list[tuple[SegmentCost, RematPoint]]], transient: int, room: int, flight: int, late: int
+) -> tuple[float, list[RematPoint]] | None:
     known: dict[tuple[int, ...], list[_Way]] = {}
     instances = []
     for options in rows:
@@ -170,7 +172,7 @@ def _seconds(cost: SegmentCost) -> float:
     return cost.forward_s + cost.backward_s + cost.recompute_s
 
 
-def _again(cost: SegmentCost, kept: Kept) -> int:
+def _again(cost: SegmentCost, kept: RematPoint) -> int:
     return cost.restored if kept.recompute else 0
 
 

@@ -102,7 +102,7 @@ def _shaped(cluster: Cluster, size: int, inner: int, shape: tuple[int, ...] | No
     return list(found.values()) or submeshes(cluster, size, 2)
 
 
-class Wires:
+class SubmeshLinks:
     """Rates between stages, by the devices they sit on."""
 
     def __init__(self, cluster: Cluster) -> None:

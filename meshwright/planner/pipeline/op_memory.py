@@ -54,7 +54,7 @@ class _Reader:
         self.bases = storage_bases(found.graph)
         graph = found.graph
         self.outside = frozenset(value.name for value in (*graph.params, *graph.buffers))
-        self.free = self.outside | {value.name for value in graph.commons}
+        self.free = self.outside | {value.name for value in graph.shared_values}
         self.index: dict[Key, int] = {}
         self.storages: list[Storage] = []
         self.reruns: list[Rerun] = []
@@ -72,8 +72,8 @@ class _Reader:
             else:
                 mesh, share = self.flow.mesh, self.shares.get(op.name, 1.0)
                 seconds = op_seconds(op, made, self.values, mesh.sizes, mesh.device, share)
-                again_s = seconds.forward_s + collectives_s(made.collectives_forward, mesh)
-                rerun = self._rerun(again_s, wants)
+                gather_per_use_s = seconds.forward_s + collectives_s(made.collectives_forward, mesh)
+                rerun = self._rerun(gather_per_use_s, wants)
             for value, layout in zip(op.results, made.results, strict=True):
                 self._storage(value.name, canonical(layout, value.grad), rerun)
             if any(value.grad for value in op.results):

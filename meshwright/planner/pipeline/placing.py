@@ -8,7 +8,7 @@ from itertools import pairwise
 from meshwright.cluster import Cluster, Mesh
 from meshwright.errors import MeshwrightError
 from meshwright.layout import Layout
-from meshwright.planner.pipeline.meshes import StageMesh, Wires
+from meshwright.planner.pipeline.meshes import StageMesh, SubmeshLinks
 from meshwright.planner.pipeline.realize import Part, placed_meshes
 from meshwright.planner.pipeline.table import Range, Table
 from meshwright.planner.stages.problem import Crossing, PlacedRun
@@ -25,11 +25,13 @@ def parts_of(runs: Sequence[PlacedRun], meshes: Sequence[StageMesh]) -> list[Par
     for run in runs:
         chosen = run.point.choice
         assert isinstance(chosen, Range)
-        found.append(Part(run.first, run.end, run.stage, meshes[run.mesh], chosen.offer))
+        found.append(Part(run.first, run.end, run.stage, meshes[run.mesh], chosen.sharded))
     return found
 
 
-def crossings(cluster: Cluster, wires: Wires, table: Table, parts: Sequence[Part]) -> list[Crossing | None]:
+def crossings(
+    cluster: Cluster, submesh_links: SubmeshLinks, table: Table, parts: Sequence[Part]
+) -> list[Crossing | None]:
     """Between every part and the next; None for all where the devices cannot be given out so."""
     try:
         meshes = placed_meshes(cluster, parts)
@@ -41,13 +43,13 @@ def crossings(cluster: Cluster, wires: Wires, table: Table, parts: Sequence[Part
         ends: list[list[End]] = []
         for part in (one, other):
             mesh = meshes[part.stage]
-            ends.append([(mesh, Layout.parse(part.offer.layouts[name])) for name in here.names])
-        found.append(_crossing(wires, here.shapes, here.itemsizes, here.grads, *ends))
+            ends.append([(mesh, Layout.parse(part.sharded.layouts[name])) for name in here.names])
+        found.append(_crossing(submesh_links, here.shapes, here.itemsizes, here.grads, *ends))
     return found
 
 
 def _crossing(
-    wires: Wires,
+    submesh_links: SubmeshLinks,
     shapes: Sequence[tuple[int, ...]],
     itemsizes: Sequence[int],
     grads: Sequence[bool],
@@ -57,7 +59,7 @@ def _crossing(
     there_s = back_s = 0.0
     sent = received = 0
     for shape, size, grad, source, target in zip(shapes, itemsizes, grads, sources, targets, strict=True):
-        rate = wires.between(source[0].ranks, target[0].ranks)
+        rate = submesh_links.between(source[0].ranks, target[0].ranks)
         there_s += hand_over_s(shape, size, source, target, rate)
         back_s += hand_over_s(shape, size, target, source, rate) if grad else 0.0
         sent += local_bytes(shape, size, source[1], source[0])

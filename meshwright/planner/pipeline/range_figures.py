@@ -5,25 +5,25 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.caches import CACHES
-from meshwright.planner.pipeline.sharded_chains import FIRST, LAST, RESIDENT, STATIC, STEP, SUMS, Floats, Offer
+from meshwright.planner.pipeline.sharded_chains import FIRST, LAST, RESIDENT, STATIC, STEP, SUMS, Floats, ShardedChain
 from meshwright.planner.stages.options import Bools, Ints
 
 
-def hidden_s(figures: Floats, dealt: bool) -> Floats:
+def hidden_s(figures: Floats, interleaved: bool) -> Floats:
     """The most of a range's gathers and reductions that overlaps compute: the first micro-batch's forward and the
     last one's backward; of a stage with several runs, all the others'."""
     moved: Floats = figures[:, FIRST] + figures[:, LAST]
-    return moved if dealt else np.minimum(moved, figures[:, :FIRST].sum(axis=1))
+    return moved if interleaved else np.minimum(moved, figures[:, :FIRST].sum(axis=1))
 
 
-def largest_transients(offer: Offer, level: int, begin: Ints, end: Ints) -> Floats:
+def largest_transients(sharded: ShardedChain, level: int, begin: Ints, end: Ints) -> Floats:
     """Of the segments from `begin` to `end` - 1, nothing where there are none: the larger of two windows of a power of
     two that cover them."""
-    key = (id(offer), level)
+    key = (id(sharded), level)
     if key not in _known_windows:
         if len(_known_windows) > 512:
             _known_windows.clear()
-        _known_windows[key] = (offer, _windows(offer.figures[level, :, SUMS:]))
+        _known_windows[key] = (sharded, _windows(sharded.figures[level, :, SUMS:]))
     windows, length = _known_windows[key][1], end - begin
     power = np.log2(np.maximum(length, 1)).astype(np.int64)
     found: Floats = np.maximum(windows[power, begin], windows[power, end - (1 << power)])
@@ -40,7 +40,7 @@ def _windows(figures: Floats) -> Floats:
     return np.stack(found)
 
 
-_known_windows: dict[tuple[int, int], tuple[Offer, Floats]] = CACHES.own({})
+_known_windows: dict[tuple[int, int], tuple[ShardedChain, Floats]] = CACHES.own({})
 
 
 def undominated(figures: Floats, fits: Bools, microbatches: int) -> tuple[Ints, Ints]:

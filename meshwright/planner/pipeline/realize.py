@@ -12,8 +12,8 @@ from meshwright.cutting import cut_batch
 from meshwright.plan import Choice, ParameterPlan, Plan, Stage, StageLink
 from meshwright.planner.axis_names import name_axes
 from meshwright.planner.effort import CLOSE
-from meshwright.planner.pipeline.meshes import StageMesh, Wires, mesh_on, placed
-from meshwright.planner.pipeline.sharded_chains import Offer, parameter_of
+from meshwright.planner.pipeline.meshes import StageMesh, SubmeshLinks, mesh_on, placed
+from meshwright.planner.pipeline.sharded_chains import ShardedChain, parameter_of
 from meshwright.planner.space.input_layouts import input_layouts, input_plans
 from meshwright.predict.fast import NOTHING
 from meshwright.predict.pieces import stand_in
@@ -30,7 +30,7 @@ class Part:
     end: int
     stage: int
     mesh: StageMesh
-    offer: Offer
+    sharded: ShardedChain
 
 
 def placed_meshes(cluster: Cluster, parts: Sequence[Part]) -> list[Mesh]:
@@ -41,19 +41,27 @@ def placed_meshes(cluster: Cluster, parts: Sequence[Part]) -> list[Mesh]:
 
 
 def pipeline_plan(
-    program: Program, cluster: Cluster, parts: Sequence[Part], schedule: str, setting: Setting, wires: Wires
+    program: Program,
+    cluster: Cluster,
+    parts: Sequence[Part],
+    schedule: str,
+    setting: Setting,
+    submesh_links: SubmeshLinks,
 ) -> Plan:
     """Model reference, memory limit, pins and prediction are yet to come."""
     small = program.at_batch(cut_batch(program.batch, setting.microbatches)[0])
     meshes = placed_meshes(cluster, parts)
-    made = [part.offer.points[index].point.choice for part in parts for index in range(part.first, part.end)]
+    made = [part.sharded.points[index].point.choice for part in parts for index in range(part.first, part.end)]
     parameters = _parameters(program, parts)
     stages = []
     known: dict[object, tuple[dict[str, str], Choice]] = {}
     for part in parts:
         mesh, own = meshes[part.stage], made[part.first : part.end]
         pairs = zip(program.segments[part.first : part.end], own, strict=True)
-        key = (stand_in(mesh), frozenset((segment.graph, id(choice), segment.commons) for segment, choice in pairs))
+        key = (
+            stand_in(mesh),
+            frozenset((segment.graph, id(choice), segment.shared_values) for segment, choice in pairs),
+        )
         if key not in known:
             known[key] = input_layouts(small, stand_in(mesh), own, part.first)
         inputs, prologue = known[key]
@@ -85,7 +93,7 @@ def pipeline_plan(
         optimizer=setting.optimizer,
         compile=setting.compile,
     )
-    return name_axes(program, replace(plan, links=stage_links(plan, program, wires)))
+    return name_axes(program, replace(plan, links=stage_links(plan, program, submesh_links)))
 
 
 def _parameters(program: Program, parts: Sequence[Part]) -> dict[str, ParameterPlan]:
@@ -95,7 +103,7 @@ def _parameters(program: Program, parts: Sequence[Part]) -> dict[str, ParameterP
         for index in range(part.first, part.end):
             for name in program.segments[index].params:
                 if name not in found:
-                    found[name] = parameter_of(program, part.offer, name, index)
+                    found[name] = parameter_of(program, part.sharded, name, index)
     return {parameter.name: found[parameter.name] for parameter in program.parameters}
 
 
@@ -105,11 +113,11 @@ def _tied_replicas(program: Program, part: Part) -> dict[str, str]:
     for index in range(part.first, part.end):
         for name in program.segments[index].params:
             if program.uses_of(name)[0] < part.first:
-                found.setdefault(name, parameter_of(program, part.offer, name, index).compute)
+                found.setdefault(name, parameter_of(program, part.sharded, name, index).compute)
     return found
 
 
-def stage_links(plan: Plan, program: Program, wires: Wires) -> tuple[StageLink, ...]:
+def stage_links(plan: Plan, program: Program, submesh_links: SubmeshLinks) -> tuple[StageLink, ...]:
     """Both ways between all stages that exchange something, routed via stages or not."""
     direct = plan_pipeline(plan, program)
     routed = replace(direct, routed_via_stages=frozenset(skipping(direct)))
@@ -120,7 +128,7 @@ def stage_links(plan: Plan, program: Program, wires: Wires) -> tuple[StageLink, 
     found = []
     groups = plan.groups
     for source, target in sorted({(a, b) for one in pairs for a, b in (one, one[::-1]) if a != b}):
-        rate = wires.between(groups[source][0].mesh.ranks, groups[target][0].mesh.ranks)
+        rate = submesh_links.between(groups[source][0].mesh.ranks, groups[target][0].mesh.ranks)
         found.append(StageLink(source, target, rate.latency_s, rate.bandwidth))
     return tuple(found)
 

@@ -1,6 +1,6 @@
 """The fastest pipeline: stages of any sizes, their submeshes and shardings, micro-batches, schedule, recomputation.
 
-For a number of micro-batches every submesh offers chains (`offers`); ranges of them are the rows of the stage
+For a number of micro-batches every submesh offers chains (`sharded_chains`); ranges of them are the rows of the stage
 programme (`table`, `planner.stages`), whose best few pipelines are simulated with their devices placed. Winners are
 written as Plans, made to fit on traced pairs, and simulated from the plan alone (`fit`).
 Numbers of micro-batches are tried four times apart, then next to the best.
@@ -23,12 +23,12 @@ from meshwright.plan.units import show_seconds
 from meshwright.planner.effort import ANY_BYTES, FEW_DEVICES, MOST_UNITS, NEAR, ROUGH
 from meshwright.planner.interrupt import STOP
 from meshwright.planner.pipeline.fit import checkpointed, fitted
-from meshwright.planner.pipeline.meshes import StageMesh, Wires, stage_meshes
+from meshwright.planner.pipeline.meshes import StageMesh, SubmeshLinks, stage_meshes
 from meshwright.planner.pipeline.pins import FEWEST_RUNS, check_pins
 from meshwright.planner.pipeline.placing import crossings, parts_of
 from meshwright.planner.pipeline.realize import pipeline_plan, route_far_values
 from meshwright.planner.pipeline.reschedule import MOST_TASKS, reordered
-from meshwright.planner.pipeline.sharded_chains import First, Offer, first_offers, more_offers, with_levels
+from meshwright.planner.pipeline.sharded_chains import First, ShardedChain, first_chains, more_chains, with_remat_levels
 from meshwright.planner.pipeline.shortlist import chosen_ports, start_s
 from meshwright.planner.pipeline.table import Table
 from meshwright.planner.search_log import SearchRecorder
@@ -117,18 +117,18 @@ class PipelineSearch:
                 break
         return search.best
 
-    def finish(self, known_s: float = inf) -> tuple[Plan | None, float]:
-        """(the fastest pipeline, None where none is faster than `known_s`; a bound on those searched)."""
+    def finish(self, incumbent_s: float = inf) -> tuple[Plan | None, float]:
+        """(the fastest pipeline, None where none is faster than `incumbent_s`; a bound on those searched)."""
         search = self._search
         if search is None:
             return None, inf
-        if known_s < search.known_s:
-            search.known_s, search.best = known_s, None
-        search.climb(search.counts())
-        if search.best is None and known_s == inf:
-            search.loosen()
+        if incumbent_s < search.incumbent_s:
+            search.incumbent_s, search.best = incumbent_s, None
+        search.search_microbatches(search.counts())
+        if search.best is None and incumbent_s == inf:
+            search.relax_memory()
         elif not self._first and not STOP.asked and search.tight():
-            search.loosen(again=True)
+            search.relax_memory(again=True)
         if (self._first or STOP.asked) and search.best is not None:
             return search.best, search.bound_s
         search.log_untried()
@@ -144,7 +144,7 @@ class _Search:
     budget_bytes: int | None
     setting: Setting
     pins: PipelinePins
-    known_s: float
+    incumbent_s: float
     log: SearchRecorder
     recompute: bool
     method: str
@@ -161,11 +161,11 @@ class _Search:
     tried: dict[int, float | None] = field(default_factory=dict)
     kept: set[int] = field(default_factory=set)
     firsts: dict[tuple[int, int], list[First]] = field(default_factory=dict)
-    offered: dict[tuple[int, int], list[Offer]] = field(default_factory=dict)
-    wires: Wires = field(init=False)
+    offered: dict[tuple[int, int], list[ShardedChain]] = field(default_factory=dict)
+    submesh_links: SubmeshLinks = field(init=False)
 
     def __post_init__(self) -> None:
-        self.wires = Wires(self.cluster)
+        self.submesh_links = SubmeshLinks(self.cluster)
         self.meshes = stage_meshes(
             self.cluster, self.pins.rest, self.budget_bytes, self.pins.stages or 2, self.pins.sizes, self.headroom
         )
@@ -173,9 +173,9 @@ class _Search:
     @property
     def cutoff_s(self) -> float:
         """What a pipeline has to be faster than; of a step found elsewhere the gap is off already."""
-        return self.known_s if self.best is None else (1 - self.gap) * self.known_s
+        return self.incumbent_s if self.best is None else (1 - self.gap) * self.incumbent_s
 
-    def loosen(self, again: bool = False) -> None:
+    def relax_memory(self, again: bool = False) -> None:
         """Where nothing fits: the stage programme counts roughly, and more than traced pairs take. Again with
         more memory for it; whether a pipeline fits is then found exactly. again: only the best's number of
         micro-batches."""
@@ -184,7 +184,7 @@ class _Search:
         if again and self.best is not None:
             self.try_count(self.best.microbatches)
         else:
-            self.climb(self.counts())
+            self.search_microbatches(self.counts())
 
     def tight(self) -> bool:
         """Whether the best is short of memory, so that the rough count may have hidden a better one, and is soon played
@@ -212,20 +212,20 @@ class _Search:
         samples = max(SAMPLES * hosts, self.program.batch / (MOST_UNITS * total))
         return min(range(len(counts)), key=lambda i: abs(self.program.batch / counts[i] - samples))
 
-    def climb(self, counts: list[int]) -> None:
+    def search_microbatches(self, counts: list[int]) -> None:
         """From micro-batches of SAMPLES on, to more, or to fewer where more do not help, as long as a step gets
         shorter; while nothing fits, to as many as there are."""
         start = self.start()
         worth = 1 - NEAR if self.cluster.device_count > MOST_UNITS else 1.0
         first_s = self.try_count(counts[start])
         for way in (1, -1):
-            at, better, known_s = start + way, True, first_s
+            at, better, incumbent_s = start + way, True, first_s
             while 0 <= at < len(counts) and better and not ((self.first or STOP.asked) and self.best):
                 found_s = self.try_count(counts[at])
-                better = found_s < worth * known_s or self.known_s == inf
-                known_s = min(known_s, found_s)
+                better = found_s < worth * incumbent_s or self.incumbent_s == inf
+                incumbent_s = min(incumbent_s, found_s)
                 at += way
-            if known_s < first_s:
+            if incumbent_s < first_s:
                 return
 
     def log_untried(self) -> None:
@@ -264,7 +264,7 @@ class _Search:
             if solution is not None or limit_s >= most_s:
                 break
         if solution is None:
-            bound_s = max(floor_s, min(limit_s, self.known_s))
+            bound_s = max(floor_s, min(limit_s, self.incumbent_s))
             self.bound_s = min(self.bound_s, bound_s)
             what = f"none is faster than {show_seconds(limit_s)}" if limit_s < inf else "nothing fits"
             self.log.pruned(node, what, bound_s)
@@ -274,7 +274,7 @@ class _Search:
         fitted_s = self._fit_step_s(solution.runs, solution.schedule, solution.microbatches)
         stages = counted(len({run.stage for run in solution.runs}), "stage")
         self.log.expanded(node, f"{stages}, {solution.schedule}", solution.bound_s, fitted_s)
-        if fitted_s <= self.known_s:
+        if fitted_s <= self.incumbent_s:
             self.promising = solution.promising
         if fitted_s < inf:
             self.rough = max(1.0, solution.step_s / unfilled / fitted_s)
@@ -285,22 +285,22 @@ class _Search:
     def _solved(self, table: Table, made: Options | None, limit_s: float) -> StageSolution | None:
         problem, count = self._problem(table), table.microbatches
         budget = SIMULATIONS if table.total <= MOST_UNITS else FIRST
-        dealt = table.options(limit_s, dealt=True) if "interleaved" in problem.schedules else None
+        interleaved = table.options(limit_s, interleaved=True) if "interleaved" in problem.schedules else None
         try:
-            return solve_stages(problem, budget, limit_s, {count: made}, {count: dealt}, self.method)
+            return solve_stages(problem, budget, limit_s, {count: made}, {count: interleaved}, self.method)
         except PlanError:
             return None  # too little memory for any
 
     def _table(self, count: int) -> Table | None:
         setting = self.setting.cut(self.program.batch, count)
-        found: list[Offer] = []
+        found: list[ShardedChain] = []
         total = self.cluster.device_count
         for index in self._tried(count):
-            most_s = ROUGH * self.known_s * total / self.meshes[index].ranks
+            most_s = ROUGH * self.incumbent_s * total / self.meshes[index].ranks
             if (index, count) not in self.offered:  # with more memory, or a better incumbent, no more is offered
                 first = self._first(index, count)
                 flight = min(count, total // self.meshes[index].ranks)
-                self.offered[index, count] = more_offers(
+                self.offered[index, count] = more_chains(
                     first, index, self.meshes[index], self.recompute, most_s, flight
                 )
                 del self.firsts[index, count]
@@ -310,40 +310,46 @@ class _Search:
         if not kept:
             return None
         small = self.program.at_batch(cut_batch(self.program.batch, count)[0])
-        self.kept = {offer.mesh for offer in kept}
+        self.kept = {sharded.mesh for sharded in kept}
         if self.recompute:
             compiled = self.setting.compile
-            kept = [with_levels(offer, small, self.meshes[offer.mesh], self.remat, compiled) for offer in kept]
+            kept = [
+                with_remat_levels(sharded, small, self.meshes[sharded.mesh], self.remat, compiled) for sharded in kept
+            ]
         stages = self.pins.stages or 1
         groups = stages * -(-GROUPS // stages) if len(self.program.segments) > GROUPS else None
-        return Table(small, self.meshes, kept, self.wires, setting, groups, self.pins.layers)
+        return Table(small, self.meshes, kept, self.submesh_links, setting, groups, self.pins.layers)
 
     def _first(self, index: int, count: int) -> list[First]:
         if (index, count) not in self.firsts:
             setting = self.setting.cut(self.program.batch, count)
             given = self.program, index, self.meshes[index], setting, self.recompute
-            self.firsts[index, count] = first_offers(*given)
+            self.firsts[index, count] = first_chains(*given)
         return self.firsts[index, count]
 
     def _is_hopeless(self, count: int) -> bool:
         """Whether no pipeline of the fastest chains of all submeshes is faster than what is known, however much memory
         it takes. Chains that save memory are then not looked for."""
-        if self.known_s == inf or self.best or self.pins.pipeline or len(self.program.segments) > GROUPS:
+        if self.incumbent_s == inf or self.best or self.pins.pipeline or len(self.program.segments) > GROUPS:
             return False
-        found = [offer for index in self._tried(count) for _, _, offer in self._first(index, count)]
+        found = [sharded for index in self._tried(count) for _, _, sharded in self._first(index, count)]
         if not found:
             return False
         roomy = [replace(mesh, memory_bytes=ANY_BYTES) for mesh in self.meshes]
         each, last = cut_batch(self.program.batch, count)
         setting = self.setting.cut(self.program.batch, count)
-        table = Table(self.program.at_batch(each), roomy, found, self.wires, setting)
+        table = Table(self.program.at_batch(each), roomy, found, self.submesh_links, setting)
         limit_s = self.cutoff_s * count / (count - 1 + last / each)  # here all micro-batches are taken for full
-        problem, made, dealt = self._problem(table), table.options(limit_s), table.options(limit_s, dealt=True)
-        if any_within(problem, limit_s, {count: made}, {count: dealt}):
+        problem, made, interleaved = (
+            self._problem(table),
+            table.options(limit_s),
+            table.options(limit_s, interleaved=True),
+        )
+        if any_within(problem, limit_s, {count: made}, {count: interleaved}):
             return False
         total = self.cluster.device_count
         if total > FEW_DEVICES:  # other numbers of micro-batches are as hopeless on the others
-            self.kept = {offer.mesh for offer in chosen_ports(found, self.meshes, total, count, ROUGH**2)}
+            self.kept = {sharded.mesh for sharded in chosen_ports(found, self.meshes, total, count, ROUGH**2)}
         return True
 
     def _tried(self, count: int) -> list[int]:
@@ -372,7 +378,7 @@ class _Search:
             sizes=self.pins.sizes,
             overlap=True,
             idle=False,
-            placed=lambda runs, count: crossings(self.cluster, self.wires, table, parts_of(runs, self.meshes)),
+            placed=lambda runs, count: crossings(self.cluster, self.submesh_links, table, parts_of(runs, self.meshes)),
         )
 
     def _reorders(self) -> bool:
@@ -397,14 +403,16 @@ class _Search:
 
     def _made(self, runs: tuple[PlacedRun, ...], schedule: str, microbatches: int) -> Plan | None:
         setting = self.setting.cut(self.program.batch, microbatches)
-        plan = pipeline_plan(self.program, self.cluster, parts_of(runs, self.meshes), schedule, setting, self.wires)
+        plan = pipeline_plan(
+            self.program, self.cluster, parts_of(runs, self.meshes), schedule, setting, self.submesh_links
+        )
         if self.remat in FIXED_IN_STAGES:
             return checkpointed(plan, self.program, self._budgets(plan), self.remat)
         return fitted(plan, self.program, self._budgets(plan))
 
     def _take(self, made: Plan | None) -> None:
-        if made is not None and made.predicted.step_s < self.known_s:
-            self.best, self.known_s = made, made.predicted.step_s
+        if made is not None and made.predicted.step_s < self.incumbent_s:
+            self.best, self.incumbent_s = made, made.predicted.step_s
             node = f"{len(made.groups)} stages, {counted(made.microbatches, 'micro-batch')}, {made.schedule}"
             self.log.incumbent(node, made.predicted.step_s)
 

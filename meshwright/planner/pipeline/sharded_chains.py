@@ -26,7 +26,7 @@ from meshwright.planner.chain.mix import Chain
 from meshwright.planner.effort import PRICES
 from meshwright.planner.pipeline.meshes import StageMesh
 from meshwright.planner.pipeline.op_memory import held_points
-from meshwright.planner.sharding.model import Frontier, Point
+from meshwright.planner.sharding.model import Point, ShardingModel
 from meshwright.planner.space.long_lived import crowded
 from meshwright.predict.pieces import per_microbatch
 from meshwright.price.parameter import Setting, local_bytes
@@ -40,7 +40,7 @@ SUMS = 11
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class ShardedChain:
     """A chain on a submesh for a number of micro-batches. sums[level, i]: of segments before i; figures[level, i]: of
     segment i. layouts: of every value that crosses a boundary, as the chain has it."""
 
@@ -67,23 +67,23 @@ class Offer:
         return float(self.microbatches * whole[:FIRST].sum() + whole[FIRST : STEP + 1].sum())
 
 
-First = tuple[Frontier, Chain, Offer]
+First = tuple[ShardingModel, Chain, ShardedChain]
 """A chain whose bytes nothing is charged for, and where it was found."""
 
 
-def offers(
+def sharded_chains(
     program: Program, at: int, stage: StageMesh, setting: Setting, recompute: bool, most_s: float = inf
-) -> list[Offer]:
+) -> list[ShardedChain]:
     """Every different chain on this mesh that may be among its best; none where the batch, the pins and the mesh do not
     go together. Segments keep all, or their inputs alone; `with_levels` looks closer. most_s: of the whole program, all
     kept; of a slower mesh one chain is offered."""
-    return more_offers(first_offers(program, at, stage, setting, recompute), at, stage, recompute, most_s)
+    return more_chains(first_chains(program, at, stage, setting, recompute), at, stage, recompute, most_s)
 
 
-def first_offers(program: Program, at: int, stage: StageMesh, setting: Setting, recompute: bool) -> list[First]:
+def first_chains(program: Program, at: int, stage: StageMesh, setting: Setting, recompute: bool) -> list[First]:
     """The fastest chains on this mesh if memory were free."""
     small = program.at_batch(cut_batch(program.batch, setting.microbatches)[0])
-    free = Frontier(small, stage.mesh, stage.pins, setting)
+    free = ShardingModel(small, stage.mesh, stage.pins, setting)
     met: list[First] = []
     for skips in product((True, False), repeat=len(stage.mesh.axes)) if crowded(program) else (None,):
         keeping = free.skipping(skips)
@@ -91,35 +91,35 @@ def first_offers(program: Program, at: int, stage: StageMesh, setting: Setting, 
             chain = chain_at(keeping, 0.0)
         except PlanError:
             continue
-        met.append((keeping, chain, _offer(small, at, stage, chain, recompute)))
+        met.append((keeping, chain, _sharded_chain(small, at, stage, chain, recompute)))
         keeping.forget()
     return met
 
 
-def more_offers(
+def more_chains(
     met: Sequence[First], at: int, stage: StageMesh, recompute: bool, most_s: float, flight: int = 1
-) -> list[Offer]:
+) -> list[ShardedChain]:
     """These, and what is best on this mesh at some prices per byte. flight: micro-batches in flight that all hold what
     backward reads: chains are asked for, too, that keep it all, for which small values are worth more than weights."""
-    worst_s = min(most_s, _worst_s([offer for _, _, offer in met], stage))
-    found: dict[object, Offer] = {}
-    for keeping, chain, offer in met:
-        found.setdefault(offer.key, offer)
-        if offer.step_s >= worst_s:
+    worst_s = min(most_s, _worst_s([sharded for _, _, sharded in met], stage))
+    found: dict[object, ShardedChain] = {}
+    for keeping, chain, sharded in met:
+        found.setdefault(sharded.key, sharded)
+        if sharded.step_s >= worst_s:
             continue
-        frontier, flying = keeping.recomputing() if recompute else keeping, keeping.in_flight(flight)
-        scale = offer.step_s / stage.memory_bytes
-        chains = [chain, *(chain_at(one, price * scale) for one in (frontier, flying) for price in PRICES)]
+        shardings, flying = keeping.recomputing() if recompute else keeping, keeping.in_flight(flight)
+        scale = sharded.step_s / stage.memory_bytes
+        chains = [chain, *(chain_at(one, price * scale) for one in (shardings, flying) for price in PRICES)]
         for other in list({tuple(map(id, one.points)): one for one in chains}.values())[1:]:
-            made = _offer(keeping.program, at, stage, other, recompute)
+            made = _sharded_chain(keeping.program, at, stage, other, recompute)
             found.setdefault(made.key, made)
     return list(found.values())
 
 
-def _worst_s(firsts: Sequence[Offer], stage: StageMesh) -> float:
+def _worst_s(firsts: Sequence[ShardedChain], stage: StageMesh) -> float:
     """What a chain that nothing is charged for has to be faster than, so that others with its skips may be worth a
     look: they save bytes and take longer. Endless where bytes are of use."""
-    quickest = min(firsts, key=lambda offer: offer.step_s, default=None)
+    quickest = min(firsts, key=lambda sharded: sharded.step_s, default=None)
     if quickest is None:
         return inf
     whole = quickest.sums[0, -1]
@@ -127,7 +127,7 @@ def _worst_s(firsts: Sequence[Offer], stage: StageMesh) -> float:
     return quickest.step_s if held <= stage.memory_bytes else inf
 
 
-def _offer(program: Program, at: int, stage: StageMesh, chain: Chain, recompute: bool) -> Offer:
+def _sharded_chain(program: Program, at: int, stage: StageMesh, chain: Chain, recompute: bool) -> ShardedChain:
     rows: dict[int, list[list[float]]] = {}
     for point in chain.points:
         if id(point) not in rows:
@@ -146,41 +146,41 @@ def _offer(program: Program, at: int, stage: StageMesh, chain: Chain, recompute:
     return _summed(at, chain.microbatches, chain.points, rows, layouts)
 
 
-def with_levels(
-    offer: Offer, program: Program, stage: StageMesh, method: str = "auto", compiled: bool = False
-) -> Offer:
+def with_remat_levels(
+    sharded: ShardedChain, program: Program, stage: StageMesh, method: str = "auto", compiled: bool = False
+) -> ShardedChain:
     """The offer with what its segments could keep at a few prices per byte; `program` at one micro-batch.
 
     method: of activation checkpointing; `full` and `selective` leave one level each.
     """
     levels = {"full": slice(-1, None), "selective": slice(1, 2)}.get(method, slice(None))
-    points = {id(point): point.point for point in offer.points}
+    points = {id(point): point.point for point in sharded.points}
     price = sum(p.forward_s for p in points.values()) / max(1, sum(p.resident_bytes for p in points.values()))
     rows = {}
     for key, point in points.items():
         graph = program.graphs[point.choice.graph].at(program.batch)
         found = held_points(graph, point.choice, stage.mesh, [price * ratio for ratio in PRICES], compiled)
-        rows[key] = [_figures(point, offer.microbatches)]
-        rows[key] += [_recomputing(point, offer.microbatches, one.resident_bytes, one.recompute_s) for one in found]
+        rows[key] = [_figures(point, sharded.microbatches)]
+        rows[key] += [_recomputing(point, sharded.microbatches, one.resident_bytes, one.recompute_s) for one in found]
         rows[key] = rows[key][levels]
-    return _summed(offer.mesh, offer.microbatches, offer.points, rows, offer.layouts)
+    return _summed(sharded.mesh, sharded.microbatches, sharded.points, rows, sharded.layouts)
 
 
 def _summed(
     at: int, microbatches: int, points: tuple[Point, ...], rows: dict[int, list[list[float]]], layouts: dict[str, str]
-) -> Offer:
+) -> ShardedChain:
     figures = np.array([rows[id(point)] for point in points]).transpose(1, 0, 2)
     sums = np.zeros((len(figures), len(points) + 1, SUMS))
     np.cumsum(figures[:, :, :SUMS], axis=1, out=sums[:, 1:])
-    return Offer(at, microbatches, points, sums, figures, layouts)
+    return ShardedChain(at, microbatches, points, sums, figures, layouts)
 
 
-def _recomputing(point: FrontierPoint, microbatches: int, kept: int, again_s: float) -> list[float]:
+def _recomputing(point: FrontierPoint, microbatches: int, kept: int, gather_per_use_s: float) -> list[float]:
     """A segment that keeps so much; what is dropped is there again while its backward runs."""
     row = _figures(point, microbatches)
     dropped = max(0, point.resident_bytes - kept)
-    row[INPUT] += again_s
-    row[HOST] += point.forward_host_s * (again_s / point.forward_s if point.forward_s else 0.0)
+    row[INPUT] += gather_per_use_s
+    row[HOST] += point.forward_host_s * (gather_per_use_s / point.forward_s if point.forward_s else 0.0)
     row[RESIDENT] -= dropped
     row[RESTORED] = dropped
     row[-1] += dropped
@@ -190,8 +190,10 @@ def _recomputing(point: FrontierPoint, microbatches: int, kept: int, again_s: fl
 def _figures(point: FrontierPoint, microbatches: int) -> list[float]:
     cost = per_microbatch(point, microbatches)
     return [
-        cost.forward_s, cost.backward_input_s, cost.backward_weight_s, cost.first_s, cost.last_s, cost.step_s,
-        cost.static_bytes, cost.resident_bytes, point.forward_host_s + point.backward_host_s, point.step_host_s, 0.0,
+        cost.forward_s, cost.backward_input_s, cost.backward_weight_s,
+        cost.gather_params_s, cost.reduce_grads_s, cost.step_s,
+        cost.static_bytes, cost.resident_bytes,
+        point.forward_host_s + point.backward_host_s, point.step_host_s, 0.0,
         cost.forward_transient_bytes, cost.backward_transient_bytes,
     ]  # fmt: skip
 
@@ -208,9 +210,31 @@ def hosted(figures: Floats) -> Floats:
 
 def cost_of(figures: Sequence[float], overlaps: bool) -> SegmentCost:
     """overlaps: gathers and reductions overlap compute."""
-    forward_s, input_s, weight_s, first_s, last_s, step_s, static, resident, _, _, restored, early, late = figures
+    (
+        forward_s,
+        input_s,
+        weight_s,
+        gather_params_s,
+        reduce_grads_s,
+        step_s,
+        static,
+        resident,
+        _,
+        _,
+        restored,
+        early,
+        late,
+    ) = figures
     sizes = (round(static), round(resident), round(early), round(late))
-    seconds = (forward_s, input_s, weight_s, first_s, last_s, step_s, first_s + last_s if overlaps else 0.0)
+    seconds = (
+        forward_s,
+        input_s,
+        weight_s,
+        gather_params_s,
+        reduce_grads_s,
+        step_s,
+        gather_params_s + reduce_grads_s if overlaps else 0.0,
+    )
     return SegmentCost(*seconds, *sizes, restored_bytes=round(restored))
 
 
@@ -220,8 +244,8 @@ def tied_weights(program: Program) -> dict[str, tuple[int, ...]]:
     return {name: program.uses_of(name) for name, count in counts.items() if count > 1}
 
 
-def parameter_of(program: Program, offer: Offer, name: str, index: int) -> ParameterPlan:
+def parameter_of(program: Program, sharded: ShardedChain, name: str, index: int) -> ParameterPlan:
     """What the chain decides for a parameter that segment `index` reads."""
     segment = program.segments[index]
     local = program.graphs[segment.graph].params[segment.params.index(name)].name
-    return offer.points[index].parameters[local]
+    return sharded.points[index].parameters[local]

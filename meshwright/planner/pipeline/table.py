@@ -15,7 +15,7 @@ import numpy as np
 
 from meshwright.capture.program import Program
 from meshwright.layout import Layout
-from meshwright.planner.pipeline.meshes import StageMesh, Wires
+from meshwright.planner.pipeline.meshes import StageMesh, SubmeshLinks
 from meshwright.planner.pipeline.range_figures import hidden_s, largest_transients, undominated
 from meshwright.planner.pipeline.sharded_chains import (
     FIRST,
@@ -26,7 +26,7 @@ from meshwright.planner.pipeline.sharded_chains import (
     STEP,
     SUMS,
     Floats,
-    Offer,
+    ShardedChain,
     cost_of,
     hosted,
     tied_weights,
@@ -46,7 +46,7 @@ PARTS = 4
 class Range:
     """Segments [first, turn) of a chain at `level` + 1, [turn, end) at `level`."""
 
-    offer: Offer
+    sharded: ShardedChain
     first: int
     turn: int
     end: int
@@ -101,16 +101,22 @@ class Table:
         self,
         program: Program,
         meshes: Sequence[StageMesh],
-        found: Sequence[Offer],
-        wires: Wires,
+        found: Sequence[ShardedChain],
+        submesh_links: SubmeshLinks,
         setting: Setting,
         groups: int | None = None,
         layers: Sequence[int] | None = None,
     ) -> None:
         """`program` and `setting` are those of one micro-batch. groups: so many of segments, which are not parted; each
         segment by itself unless given. layers: of each stage, where they are pinned."""
-        self.program, self.meshes, self.offers, self.wires, self.setting = program, meshes, found, wires, setting
-        self.total = wires.cluster.device_count
+        self.program, self.meshes, self.sharded_chains, self.submesh_links, self.setting = (
+            program,
+            meshes,
+            found,
+            submesh_links,
+            setting,
+        )
+        self.total = submesh_links.cluster.device_count
         self.boundaries = boundaries(program)
         self.microbatches = setting.microbatches
         self.cuts = np.arange(len(program.segments) + 1)
@@ -123,18 +129,18 @@ class Table:
     @cached_property
     def least_work(self) -> Floats:
         """Device-seconds of the segments before each, a micro-batch, at the least of all offers."""
-        ranks = np.array([self.meshes[offer.mesh].ranks for offer in self.offers])
-        work = np.array([offer.figures[0, :, :FIRST].sum(axis=1) for offer in self.offers])
+        ranks = np.array([self.meshes[sharded.mesh].ranks for sharded in self.sharded_chains])
+        work = np.array([sharded.figures[0, :, :FIRST].sum(axis=1) for sharded in self.sharded_chains])
         return np.concatenate([[0.0], np.cumsum((work * ranks[:, None]).min(axis=0))])
 
-    def options(self, limit_s: float, dealt: bool = False) -> Options | None:
+    def options(self, limit_s: float, interleaved: bool = False) -> Options | None:
         """The rows of all ranges that a pipeline within `limit_s` may have. dealt: on equal submeshes with several runs
         each, one of which is such a range."""
         parts: list[_Rows] = []
-        for number, offer in enumerate(self.offers):
-            begin, end = self._ranges(offer, limit_s, dealt)
+        for number, sharded in enumerate(self.sharded_chains):
+            begin, end = self._ranges(sharded, limit_s, interleaved)
             if len(begin):
-                parts.append(self._rows(number, offer, begin, end))
+                parts.append(self._rows(number, sharded, begin, end))
         if not parts:
             return None
         columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _Rows.__slots__}
@@ -143,8 +149,8 @@ class Table:
         figures: Floats = columns["figures"]
         port: Ints = columns["port"]
         where = np.stack([columns["begin"], port, columns["end"]], axis=1)
-        limits = np.array([float(self.meshes[offer.mesh].memory_bytes) for offer in self.offers])
-        mesh = np.array([offer.mesh for offer in self.offers])
+        limits = np.array([float(self.meshes[sharded.mesh].memory_bytes) for sharded in self.sharded_chains])
+        mesh = np.array([sharded.mesh for sharded in self.sharded_chains])
         return Options(
             points=_Points(self, columns),
             begin=columns["begin"],
@@ -156,45 +162,47 @@ class Table:
             forward_s=figures[:, 0],
             input_s=figures[:, 1],
             weight_s=figures[:, 2],
-            fixed_s=figures[:, FIRST : STEP + 1].sum(axis=1) - hidden_s(figures, dealt),
+            fixed_s=figures[:, FIRST : STEP + 1].sum(axis=1) - hidden_s(figures, interleaved),
             static_bytes=figures[:, STATIC],
             held_bytes=figures[:, STATIC] + figures[:, SUMS:].max(axis=1),
             resident_bytes=figures[:, RESIDENT],
             restored_bytes=figures[:, RESTORED],
             limit_bytes=limits[port],
-            enters=tuple((offer.mesh, index) for index, offer in enumerate(self.offers)),
+            enters=tuple((sharded.mesh, index) for index, sharded in enumerate(self.sharded_chains)),
             crossing_s=self.crossing_s,
         )
 
-    def _ranges(self, offer: Offer, limit_s: float, dealt: bool) -> tuple[Ints, Ints]:
+    def _ranges(self, sharded: ShardedChain, limit_s: float, interleaved: bool) -> tuple[Ints, Ints]:
         """Places among the cuts."""
         places = np.triu_indices(len(self.cuts), 1)
         begin, end = self.cuts[places[0]], self.cuts[places[1]]
-        sums, ranks = offer.sums[0], self.meshes[offer.mesh].ranks
+        sums, ranks = sharded.sums[0], self.meshes[sharded.mesh].ranks
         own = sums[end] - sums[begin]
         work_s = self.microbatches * own[:, :FIRST].sum(axis=1) + own[:, FIRST : STEP + 1].sum(axis=1)
         others = self.least_work[-1] - (self.least_work[end] - self.least_work[begin])
         others_s = self.microbatches * others / max(1, self.total - ranks)
         keep = (work_s <= limit_s) & (end - begin < len(self.program.segments))
-        if dealt:
+        if interleaved:
             keep &= self.total % ranks == 0
         else:
             keep &= others_s <= limit_s
         return places[0][keep], places[1][keep]
 
-    def _rows(self, port: int, offer: Offer, first: Ints, last: Ints) -> _Rows:
+    def _rows(self, port: int, sharded: ShardedChain, first: Ints, last: Ints) -> _Rows:
         """Every level and part of the way to the next; what does not fit, or is worse in every figure, is left out.
         Ranges are between places among the cuts."""
         begin, end = self.cuts[first], self.cuts[last]
-        tied = self._tied_replicas(offer, begin, end)
-        limit = self.meshes[offer.mesh].memory_bytes
+        tied = self._tied_replicas(sharded, begin, end)
+        limit = self.meshes[sharded.mesh].memory_bytes
         stops = [
-            (level, part) for level in range(offer.levels) for part in range(PARTS if level + 1 < offer.levels else 1)
+            (level, part)
+            for level in range(sharded.levels)
+            for part in range(PARTS if level + 1 < sharded.levels else 1)
         ]
         turns = np.stack([begin + (end - begin) * part // PARTS for _, part in stops])
         figures = np.stack(
             [
-                hosted(self._figures(offer, begin, turn, end, level) + tied)
+                hosted(self._figures(sharded, begin, turn, end, level) + tied)
                 for (level, _), turn in zip(stops, turns, strict=True)
             ]
         )
@@ -206,47 +214,58 @@ class Table:
             np.full(count, port), first[place], last[place], turns[stop, place], level[stop], figures[stop, place]
         )
 
-    def _figures(self, offer: Offer, begin: Ints, turn: Ints, end: Ints, level: int) -> Floats:
-        upper = min(level + 1, offer.levels - 1)
-        sums = offer.sums[upper, turn] - offer.sums[upper, begin] + offer.sums[level, end] - offer.sums[level, turn]
-        most = np.maximum(largest_transients(offer, upper, begin, turn), largest_transients(offer, level, turn, end))
+    def _figures(self, sharded: ShardedChain, begin: Ints, turn: Ints, end: Ints, level: int) -> Floats:
+        upper = min(level + 1, sharded.levels - 1)
+        sums = (
+            sharded.sums[upper, turn]
+            - sharded.sums[upper, begin]
+            + sharded.sums[level, end]
+            - sharded.sums[level, turn]
+        )
+        most = np.maximum(
+            largest_transients(sharded, upper, begin, turn), largest_transients(sharded, level, turn, end)
+        )
         return np.concatenate([sums, most], axis=1)
 
-    def _tied_replicas(self, offer: Offer, begin: Ints, end: Ints) -> Floats:
+    def _tied_replicas(self, sharded: ShardedChain, begin: Ints, end: Ints) -> Floats:
         """What a range adds that reads a weight of an earlier stage: its copy and gradient, handed over once a step."""
         found = np.zeros((len(begin), SUMS + 2))
-        stage = self.meshes[offer.mesh]
+        stage = self.meshes[sharded.mesh]
         for name, users in tied_weights(self.program).items():
             later = np.array(users[1:])
             reads = ((later[None] >= begin[:, None]) & (later[None] < end[:, None])).any(axis=1)
             replica = reads & (begin > users[0])
             if replica.any():
-                price = self._tied_replica(offer, stage, name, int(later[0]))
-                found[replica, FIRST] += price.first_s
-                found[replica, LAST] += price.last_s
+                price = self._tied_replica(sharded, stage, name, int(later[0]))
+                found[replica, FIRST] += price.gather_params_s
+                found[replica, LAST] += price.reduce_grads_s
                 found[replica, STATIC] += price.held_bytes
         return found
 
-    def _tied_replica(self, offer: Offer, stage: StageMesh, name: str, user: int) -> TiedReplicaPrice:
+    def _tied_replica(self, sharded: ShardedChain, stage: StageMesh, name: str, user: int) -> TiedReplicaPrice:
         """As if it came from a stage like this one."""
         segment = self.program.segments[user]
         value = self.program.graphs[segment.graph].params[segment.params.index(name)]
-        compute = Layout.parse(offer.points[user].point.choice.parameters[value.name])
+        compute = Layout.parse(sharded.points[user].point.choice.parameters[value.name])
         rate = self._own_rate(stage)
         return tied_replica_price(value, compute, stage.mesh, (stage.mesh, compute), self.setting, rate, rate)
 
     def _own_rate(self, stage: StageMesh) -> Rate:
-        return self.wires.between_classes(stage, stage) if 2 * stage.ranks <= self.total else inner_rate(stage.mesh)
+        return (
+            self.submesh_links.between_classes(stage, stage)
+            if 2 * stage.ranks <= self.total
+            else inner_rate(stage.mesh)
+        )
 
     @cached_property
     def crossing_s(self) -> Floats:
         """By (cut, offer left, offer entered), there and back, by the closed form."""
-        count = len(self.offers)
+        count = len(self.sharded_chains)
         found = np.zeros((len(self.cuts), count, count))
         known: dict[object, Floats] = {}
         for cut in range(1, len(self.cuts) - 1):
             here = self.boundaries[self.cuts[cut]]
-            layouts = tuple(tuple(offer.layouts[name] for name in here.names) for offer in self.offers)
+            layouts = tuple(tuple(sharded.layouts[name] for name in here.names) for sharded in self.sharded_chains)
             key = (here.shapes, here.itemsizes, here.grads, layouts)
             if key not in known:
                 known[key] = self._crossing(here, layouts)
@@ -254,7 +273,7 @@ class Table:
         return found
 
     def _crossing(self, here: Boundary, layouts: Sequence[tuple[str, ...]]) -> Floats:
-        meshes = [self.meshes[offer.mesh] for offer in self.offers]
+        meshes = [self.meshes[sharded.mesh] for sharded in self.sharded_chains]
         pieces = [
             [Layout.parse(text).shard_factor(stage.mesh.sizes) for text in own]
             for stage, own in zip(meshes, layouts, strict=True)
@@ -265,7 +284,7 @@ class Table:
             for j, other in enumerate(meshes):
                 if one.ranks + other.ranks > self.total:
                     continue
-                rate = self.wires.between_classes(one, other)
+                rate = self.submesh_links.between_classes(one, other)
                 for size, grad, cut_i, cut_j in zip(here.bytes, here.grads, pieces[i], pieces[j], strict=True):
                     found[i, j] += least_s(size, one.ranks, other.ranks, cut_j, rate, inner[j])
                     if grad:
@@ -296,6 +315,6 @@ class _Points(Sequence[StagePoint]):
         begin, end = (int(self.table.cuts[self.columns[name][index]]) for name in ("begin", "end"))
         turn, level = (int(self.columns[name][index]) for name in ("turn", "level"))
         port = int(self.columns["port"][index])
-        chosen = Range(self.table.offers[port], begin, turn, end, level)
-        overlaps = self.table.meshes[chosen.offer.mesh].ranks > 1
+        chosen = Range(self.table.sharded_chains[port], begin, turn, end, level)
+        overlaps = self.table.meshes[chosen.sharded.mesh].ranks > 1
         return StagePoint(cost_of(self.columns["figures"][index].tolist(), overlaps), port, port, chosen)

@@ -15,16 +15,16 @@ from dataclasses import dataclass, replace
 from math import inf, sqrt
 
 from meshwright.errors import PlanError
-from meshwright.planner.chain.lagrangian import floor_s, least_s
+from meshwright.planner.chain.lagrangian import memory_free_bound_s, step_bound_s
 from meshwright.planner.chain.shortest_path import least_cost
 from meshwright.planner.effort import CLOSE, RETRIES
 from meshwright.planner.search.keep_all import Candidate, any_evener
 from meshwright.planner.search.mesh_search import weighed
-from meshwright.planner.sharding.model import Frontier
+from meshwright.planner.sharding.model import ShardingModel
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class DualBound:
     """What nothing is faster than. price: per byte, at which that is proven; 0 where it is so at any."""
 
     seconds: float
@@ -32,97 +32,101 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SearchNode:
     """weighed: what overlaps compute is in the bound. handicap: by which part its bound counts as higher where nodes
     are ordered, so that simpler ones come first."""
 
-    bound: Bound
+    bound: DualBound
     candidate: Candidate
     microbatches: int
     weighed: bool = False
     handicap: float = 0.0
 
-    def frontier(self) -> Frontier:
-        return self.candidate.frontier(self.microbatches).recomputing()
+    def shardings(self) -> ShardingModel:
+        return self.candidate.shardings(self.microbatches).recomputing()
 
-    def is_at(self, frontier: Frontier) -> bool:
+    def is_at(self, shardings: ShardingModel) -> bool:
         """Whether the frontier is of the same node."""
-        own = self.candidate.frontier(self.microbatches)
-        return own.mesh == frontier.mesh and own.pins == frontier.pins and own.setting == frontier.setting
+        own = self.candidate.shardings(self.microbatches)
+        return own.mesh == shardings.mesh and own.pins == shardings.pins and own.setting == shardings.setting
 
-    def __lt__(self, other: Entry) -> bool:
+    def __lt__(self, other: SearchNode) -> bool:
         return self.bound.seconds * (1 + self.handicap) < other.bound.seconds * (1 + other.handicap)
 
 
-def entries(candidates: list[Candidate], budget_bytes: int, known_s: float, cutoff_s: float = inf) -> Iterable[Entry]:
+def search_nodes(
+    candidates: list[Candidate], budget_bytes: int, incumbent_s: float, cutoff_s: float = inf
+) -> Iterable[SearchNode]:
     """Every mesh and number of micro-batches that could be faster than what is known, at its best bound by compute; of
     a mesh of more axes at one that is no lower than that of a simpler one. cutoff_s: nodes that cannot be faster will
     not be expanded; once a number of micro-batches is such without a memory limit, its bound stands for larger ones."""
     price = 0.0
-    simpler: dict[int, Bound] = {}
+    simpler: dict[int, DualBound] = {}
     for candidate in sorted(candidates, key=lambda one: one.axes):
         for number in candidate.microbatches:
             try:
-                frontier = candidate.frontier(number).recomputing()
-                if frontier.least_static() > budget_bytes:
+                shardings = candidate.shardings(number).recomputing()
+                if shardings.least_static() > budget_bytes:
                     break  # nor is there less of it in more of them
-                if frontier.bounds and least_s(frontier) >= known_s:
-                    if _is_last(candidate, frontier, known_s):
+                if shardings.bounds and step_bound_s(shardings) >= incumbent_s:
+                    if _is_last(candidate, shardings, incumbent_s):
                         break  # more micro-batches are no faster
                     continue
-                least = Bound(least_s(frontier) if frontier.bounds else floor_s(frontier), 0.0)
-                before = simpler.get(number, Bound(known_s, price))
-                enough_s = min(known_s, before.seconds * (1 - CLOSE))
-                bound = best_bound([frontier], budget_bytes, enough_s, least, before.price or price)
+                least = DualBound(step_bound_s(shardings) if shardings.bounds else memory_free_bound_s(shardings), 0.0)
+                before = simpler.get(number, DualBound(incumbent_s, price))
+                enough_s = min(incumbent_s, before.seconds * (1 - CLOSE))
+                bound = best_bound([shardings], budget_bytes, enough_s, least, before.price or price)
             except PlanError:
                 continue
             price = bound.price or price  # of the next: bytes are worth much the same there
             simpler[number] = min(before, bound, key=lambda one: one.seconds)
-            if bound.seconds < known_s:
-                yield Entry(bound, candidate, number)
+            if bound.seconds < incumbent_s:
+                yield SearchNode(bound, candidate, number)
             more = [other for other in candidate.microbatches if other > number]
-            if more and _is_last(candidate, frontier, cutoff_s):
-                yield Entry(least, candidate, more[0])
+            if more and _is_last(candidate, shardings, cutoff_s):
+                yield SearchNode(least, candidate, more[0])
                 break
 
 
-def _is_last(candidate: Candidate, frontier: Frontier, cutoff_s: float) -> bool:
+def _is_last(candidate: Candidate, shardings: ShardingModel, cutoff_s: float) -> bool:
     """Whether neither this number of micro-batches nor a larger one could be faster than `cutoff_s`."""
-    if not candidate.rising or not frontier.bounds or least_s(frontier) < cutoff_s:
+    if not candidate.rising or not shardings.bounds or step_bound_s(shardings) < cutoff_s:
         return False
-    return not any_evener(candidate, frontier)
+    return not any_evener(candidate, shardings)
 
 
-def raised(entry: Entry, budget_bytes: int, known_s: float) -> Entry:
+def tightened(node: SearchNode, budget_bytes: int, incumbent_s: float) -> SearchNode:
     """With what overlaps compute in its bound."""
-    bound = best_bound(weighed(entry.frontier())[1:], budget_bytes, known_s, entry.bound)
-    return replace(entry, bound=bound, weighed=True)
+    bound = best_bound(weighed(node.shardings())[1:], budget_bytes, incumbent_s, node.bound)
+    return replace(node, bound=bound, weighed=True)
 
 
 def best_bound(
-    frontiers: Iterable[Frontier], budget_bytes: int, known_s: float, best: Bound, start: float = 0.0
-) -> Bound:
+    frontiers: Iterable[ShardingModel], budget_bytes: int, incumbent_s: float, best: DualBound, start: float = 0.0
+) -> DualBound:
     """The highest over these weights and all prices; no more is asked once it is no better than what is known.
 
     best: what is known to hold.
     start: the price that is asked for first where `best` has none, in seconds per byte.
     """
-    for frontier in frontiers:
-        best = _highest(frontier, budget_bytes, known_s, best, best.price or start)
+    for shardings in frontiers:
+        best = _highest(shardings, budget_bytes, incumbent_s, best, best.price or start)
     return best
 
 
-def _highest(frontier: Frontier, budget_bytes: int, known_s: float, best: Bound, start: float) -> Bound:
+def _highest(
+    shardings: ShardingModel, budget_bytes: int, incumbent_s: float, best: DualBound, start: float
+) -> DualBound:
     """The maximum over the price, in which the bound is concave: prices are asked for outwards from the first until
     they enclose it, then between, where lines through what was met say that it may lie yet higher."""
     price = start or best.seconds / max(1, budget_bytes)
     met: dict[float, float] = {}
     for _ in range(RETRIES):
-        if best.seconds >= known_s:
+        if best.seconds >= incumbent_s:
             break
-        met[price] = _bound_s(frontier, price, budget_bytes)
+        met[price] = _bound_s(shardings, price, budget_bytes)
         if met[price] > best.seconds:
-            best = Bound(met[price], price)
+            best = DualBound(met[price], price)
         following = _next_price(met, best.seconds)
         if following is None:
             break
@@ -162,6 +166,6 @@ def _slope(met: dict[float, float], low: float, high: float) -> float:
     return (met[high] - met[low]) / (high - low)
 
 
-def _bound_s(frontier: Frontier, price: float, budget_bytes: int) -> float:
-    asked = price * frontier.scale
-    return (least_cost(frontier, asked) - asked * budget_bytes) / frontier.scale
+def _bound_s(shardings: ShardingModel, price: float, budget_bytes: int) -> float:
+    asked = price * shardings.scale
+    return (least_cost(shardings, asked) - asked * budget_bytes) / shardings.scale

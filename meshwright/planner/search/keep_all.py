@@ -18,20 +18,20 @@ from math import gcd
 from meshwright.capture.program import Program
 from meshwright.capture.sizes import BatchSize
 from meshwright.errors import PlanError
-from meshwright.planner.chain.lagrangian import bound_at, least_s, solve_chain
+from meshwright.planner.chain.lagrangian import bound_at, solve_chain, step_bound_s
 from meshwright.planner.chain.mix import Chain
 from meshwright.planner.effort import ANY_BYTES, CLOSE, EFFORTS
 from meshwright.planner.interrupt import STOP
 from meshwright.planner.search_log import SearchRecorder, mesh_node, not_below, over_budget
-from meshwright.planner.sharding.model import Frontier
+from meshwright.planner.sharding.model import ShardingModel
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A mesh: what makes its Frontier for a number of micro-batches, and the numbers to look at, ascending.
+    """A mesh: what makes its ShardingModel for a number of micro-batches, and the numbers to look at, ascending.
 
-    weights: of what overlaps compute, that are looked at; a Frontier has the first, which is mostly the best bound.
-    drop: forgets the Frontier made last.
+    weights: overlap weights to try; a ShardingModel has the first, which mostly gives the best bound.
+    drop: forgets the ShardingModel made last.
     later: looked at when the others have been.
     axes: of more than one device.
     rising: more micro-batches are no faster; on a CPU smaller ones may be, whose values stay in its caches.
@@ -39,7 +39,7 @@ class Candidate:
 
     name: str
     microbatches: tuple[int, ...]
-    frontier: Callable[[int], Frontier]
+    shardings: Callable[[int], ShardingModel]
     drop: Callable[[], None]
     weights: tuple[float, ...] = (0.0,)
     later: bool = False
@@ -54,22 +54,22 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
+class FoundChain:
     """A chain that was found, of the candidate at this place. rank: the simplest has the least."""
 
     chain: Chain
-    frontier: Frontier
+    shardings: ShardingModel
     place: int
     rank: tuple[int, int, int, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """met: the fastest and its equals; none where none is faster than was asked for. bound_s: on all of them. floors:
     what each candidate, by its place, is not faster than. slower: from which number of micro-batches on it is no faster
     than what is known. tight: candidates that more memory might make faster. limit_s: slower ones were left out."""
 
-    met: tuple[Met, ...]
+    met: tuple[FoundChain, ...]
     bound_s: float
     floors: dict[int, float]
     slower: dict[int, int]
@@ -77,14 +77,14 @@ class Found:
     limit_s: float = float("inf")
 
     @property
-    def simplest(self) -> Met | None:
+    def simplest(self) -> FoundChain | None:
         return min(self.met, key=lambda one: one.rank, default=None)
 
     @property
-    def best(self) -> tuple[Chain, Frontier] | None:
+    def best(self) -> tuple[Chain, ShardingModel] | None:
         """The simplest of the equals."""
         found = self.simplest
-        return (found.chain, found.frontier) if found else None
+        return (found.chain, found.shardings) if found else None
 
 
 def search(
@@ -98,7 +98,7 @@ def search(
     quick: bool = False,
     gap: float = 0.0,
     hard: bool = True,
-) -> Found:
+) -> SearchResult:
     """Faster than `limit_s`, if any is. first: the first that is found is enough. exactly: as for `solve_chain`. same:
     steps closer than this part are equal. quick: values may be recomputed later, so that chains which pay more for
     memory than that takes are of no use. gap: a node is pruned whose bound is within this part of the incumbent.
@@ -134,14 +134,14 @@ def search(
                 state.look_at(place, candidate)
             else:
                 state.bounds.append(floor)
-                state.log.pruned(f"mesh {candidate.name}", not_below(cutoff_s, state.known_s), floor)
+                state.log.pruned(f"mesh {candidate.name}", not_below(cutoff_s, state.incumbent_s), floor)
     if not floors and refused:
         raise refused[0]
-    bound_s = min([*state.bounds, state.known_s])
-    return Found(tuple(state.met), bound_s, floors, state.slower, frozenset(state.tight), state.limit_s)
+    bound_s = min([*state.bounds, state.incumbent_s])
+    return SearchResult(tuple(state.met), bound_s, floors, state.slower, frozenset(state.tight), state.limit_s)
 
 
-def anyway(candidates: list[Candidate]) -> Found:
+def anyway(candidates: list[Candidate]) -> SearchResult:
     """The fastest of the most micro-batches, whether it fits or not."""
     return search([replace(one, microbatches=one.microbatches[-1:]) for one in candidates], ANY_BYTES)
 
@@ -161,10 +161,10 @@ class Least:
     scales: bool
 
     @classmethod
-    def of(cls, frontier: Frontier) -> Least:
-        other = frontier.least_kept() + frontier.least_transient()
-        number, samples = frontier.setting.microbatches, frontier.program.batch
-        return cls(number, samples, frontier.least_static(), other, in_proportion(frontier.program))
+    def of(cls, shardings: ShardingModel) -> Least:
+        other = shardings.least_kept() + shardings.least_transient()
+        number, samples = shardings.setting.microbatches, shardings.program.batch
+        return cls(number, samples, shardings.least_static(), other, in_proportion(shardings.program))
 
     def bytes_at(self, microbatches: int) -> float:
         """Of other numbers than multiples, and of samples that do not divide, pieces may be rounded down to less."""
@@ -176,15 +176,15 @@ class Least:
 def _least_s(candidate: Candidate, number: int) -> float:
     """Infinite where this cut of the batch does not go with the pins."""
     try:
-        return least_s(candidate.frontier(number))
+        return step_bound_s(candidate.shardings(number))
     except PlanError:
         return float("inf")
 
 
-def any_evener(candidate: Candidate, frontier: Frontier) -> bool:
+def any_evener(candidate: Candidate, shardings: ShardingModel) -> bool:
     """Whether a larger number of micro-batches leaves samples that more of the mesh's devices share evenly, so that it
     may be faster than this one for all that it has more of them."""
-    size, number, world = frontier.program.batch, frontier.setting.microbatches, frontier.mesh.world_size
+    size, number, world = shardings.program.batch, shardings.setting.microbatches, shardings.mesh.world_size
     later = (other for other in candidate.microbatches if other > number)
     return any(gcd(size * number // other, world) > gcd(size, world) for other in later)
 
@@ -213,7 +213,7 @@ class _State:
     hard: bool = True
     gap: float = 0.0
     first: bool = False
-    met: list[Met] = field(default_factory=list)
+    met: list[FoundChain] = field(default_factory=list)
     bounds: list[float] = field(default_factory=list)
     price: float = 0.0
     leasts: dict[int, Least] = field(default_factory=dict)
@@ -222,30 +222,30 @@ class _State:
     later: int = 0
 
     @property
-    def known_s(self) -> float:
+    def incumbent_s(self) -> float:
         return min((one.chain.seconds for one in self.met), default=self.limit_s)
 
     def cutoff_s(self, candidate: Candidate, number: int) -> float:
         """What it has to be faster than, in so many micro-batches: what is simpler than the best may be as fast, and a
         mesh of more than two axes has to be faster by more than that."""
         if not self.met:
-            return self.known_s
+            return self.incumbent_s
         simplest = min(one.rank for one in self.met)
         if candidate.later and candidate.axes > simplest[0]:
-            return self.known_s * (1 - max(self.same, self.gap))
-        return self.known_s * (1 + self.same if (candidate.axes, number) < simplest[:2] else 1 - self.gap)
+            return self.incumbent_s * (1 - max(self.same, self.gap))
+        return self.incumbent_s * (1 + self.same if (candidate.axes, number) < simplest[:2] else 1 - self.gap)
 
     def floor(self, place: int, candidate: Candidate) -> float:
         """What no number of micro-batches is faster than."""
-        frontier = candidate.frontier(candidate.microbatches[0])
-        floor = least_s(frontier)
+        shardings = candidate.shardings(candidate.microbatches[0])
+        floor = step_bound_s(shardings)
         for number in () if candidate.rising else candidate.microbatches[1:]:
             floor = min(floor, _least_s(candidate, number))
         if floor >= self.cutoff_s(candidate, candidate.microbatches[0]):
             self.slower[place] = candidate.microbatches[0]
             candidate.drop()
         else:
-            self.leasts[place] = Least.of(frontier)
+            self.leasts[place] = Least.of(shardings)
         return floor
 
     def has_simpler(self, floor: float, candidate: Candidate, candidates: list[Candidate]) -> bool:
@@ -263,7 +263,7 @@ class _State:
     def look_at(self, place: int, candidate: Candidate) -> None:
         """Every number of micro-batches that could be faster."""
         if place not in self.leasts:  # pruned at first, and among the simpler ones now
-            self.leasts[place] = Least.of(candidate.frontier(candidate.microbatches[0]))
+            self.leasts[place] = Least.of(candidate.shardings(candidate.microbatches[0]))
         for number in candidate.microbatches:
             if (self.first or STOP.asked) and self.met:
                 break
@@ -274,39 +274,39 @@ class _State:
                 self.tight.add(place)
                 continue
             try:
-                frontier = candidate.frontier(number)
+                shardings = candidate.shardings(number)
             except PlanError:
                 self.log.pruned(node, "this cut of the batch does not go with the pins")
                 continue
-            if frontier.least_static() > self.budget_bytes:
-                self.log.pruned(node, f"{over_budget(frontier.least_static(), self.budget_bytes)} for weights alone")
+            if shardings.least_static() > self.budget_bytes:
+                self.log.pruned(node, f"{over_budget(shardings.least_static(), self.budget_bytes)} for weights alone")
                 self.tight.add(place)
                 break  # nor is there less of it in more micro-batches
-            least = frontier.least_held() + frontier.least_transient()
+            least = shardings.least_held() + shardings.least_transient()
             if least > self.budget_bytes:
                 self.log.pruned(node, over_budget(least, self.budget_bytes))
                 self.tight.add(place)
                 continue
-            floor, cutoff_s = least_s(frontier), self.cutoff_s(candidate, number)
+            floor, cutoff_s = step_bound_s(shardings), self.cutoff_s(candidate, number)
             if floor >= cutoff_s:
                 self.bounds.append(floor)
-                self.log.pruned(node, not_below(cutoff_s, self.known_s), floor)
-                if any_evener(candidate, frontier) or not candidate.rising:
+                self.log.pruned(node, not_below(cutoff_s, self.incumbent_s), floor)
+                if any_evener(candidate, shardings) or not candidate.rising:
                     continue
                 self.slower[place] = number
                 break  # more are no faster
             if self.price:
-                bound_s = bound_at(frontier, self.price, self.budget_bytes)
+                bound_s = bound_at(shardings, self.price, self.budget_bytes)
                 if bound_s >= cutoff_s:
                     self.tight.add(place)
                     self.bounds.append(bound_s)
-                    self.log.pruned(node, f"under the memory limit {not_below(cutoff_s, self.known_s)}", bound_s)
+                    self.log.pruned(node, f"under the memory limit {not_below(cutoff_s, self.incumbent_s)}", bound_s)
                     continue
             free, proven_s, before_s = True, floor, float("inf")
             for weight in candidate.weights:
-                here = frontier.weighed(weight)
+                here = shardings.weighed(weight)
                 chain, bound_s = solve_chain(here, self.budget_bytes, cutoff_s, self.exactly, self.hard, self.first)
-                self._take(place, candidate, chain, frontier)
+                self._take(place, candidate, chain, shardings)
                 free &= chain is not None and not chain.price
                 proven_s, cutoff_s = max(proven_s, bound_s), self.cutoff_s(candidate, number)
                 if proven_s >= cutoff_s or (chain is None and not self.hard) or (chain is not None and self.first):
@@ -326,16 +326,16 @@ class _State:
         if candidate.later and (place not in self.tight or self.later > EFFORTS["default"].refined):
             candidate.drop()
 
-    def _take(self, place: int, candidate: Candidate, chain: Chain | None, frontier: Frontier) -> None:
+    def _take(self, place: int, candidate: Candidate, chain: Chain | None, shardings: ShardingModel) -> None:
         if chain is None:
             return
-        number, before_s = frontier.setting.microbatches, self.known_s
+        number, before_s = shardings.setting.microbatches, self.incumbent_s
         rank = (candidate.axes, number, len({id(point) for point in chain.points}), chain.seconds)
         simpler = self.met and rank < min(one.rank for one in self.met)
         if chain.seconds >= before_s * (1 + self.same if simpler else 1):
             return
-        self.met.append(Met(chain, frontier, place, rank))
-        self.met = [one for one in self.met if one.chain.seconds <= self.known_s * (1 + self.same)]
+        self.met.append(FoundChain(chain, shardings, place, rank))
+        self.met = [one for one in self.met if one.chain.seconds <= self.incumbent_s * (1 + self.same)]
         if chain.seconds < before_s:
             self.price = chain.price
             gap = max(0.0, 1 - min(self.floors.values()) / chain.seconds)

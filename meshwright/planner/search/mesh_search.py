@@ -15,45 +15,52 @@ from math import inf, sqrt
 
 from meshwright.capture.program import Program
 from meshwright.plan import Plan
-from meshwright.planner.chain.label_dp import Mixture, Offer, arranged, best_mixture, spliced, undominated
-from meshwright.planner.chain.lagrangian import chain_at, chain_within, floor_s
+from meshwright.planner.chain.label_dp import (
+    RematChain,
+    SegmentOffer,
+    crossover,
+    label_dp,
+    permute_equal_segments,
+    undominated,
+)
+from meshwright.planner.chain.lagrangian import chain_at, chain_within, memory_free_bound_s
 from meshwright.planner.chain.mix import Chain
 from meshwright.planner.effort import EFFORTS, OVERLAP_WEIGHTS, PRICES, RESOLUTION, RETRIES
 from meshwright.planner.memory.nested_sharded import refine_nested
-from meshwright.planner.memory.options import Ways
+from meshwright.planner.memory.options import RematOptions
 from meshwright.planner.memory.refine import Options, fit_as, fit_ways, late_of, refine
-from meshwright.planner.sharding.model import Frontier
+from meshwright.planner.sharding.model import ShardingModel
 from meshwright.remat.inner import CHUNKS
 
-Assemble = Callable[[Chain, Frontier], Plan]
-Offered = Callable[[Plan, Ways], Options]
+Assemble = Callable[[Chain, ShardingModel], Plan]
+Offered = Callable[[Plan, RematOptions], Options]
 
 FEWER = CHUNKS[:1]
 """Chunks of backwards while shardings are compared; the best of them may have more."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Met:
+class _TracedSharding:
     """A sharding whose pairs are traced, and what is offered of them."""
 
     chain: Chain
-    ways: Ways
+    ways: RematOptions
     options: Options
 
 
 @dataclass(slots=True)
-class Together:
+class MeshSearch:
     """offered: of a sharding's ways those that may be taken; all unless given, and values may wait on the host.
     most_met: shardings whose segments are traced; each takes a part of a second. Of the mixtures that are quickest as
     many are arranged."""
 
-    frontier: Frontier
+    shardings: ShardingModel
     program: Program
     budget_bytes: int
     assemble: Assemble
-    known_s: float
+    incumbent_s: float
     offered: Offered | None = None
-    met: list[_Met] = field(default_factory=list)
+    met: list[_TracedSharding] = field(default_factory=list)
     best: Plan | None = None
     fits: bool = False
     most_met: int = EFFORTS["default"].shardings
@@ -70,13 +77,13 @@ class Together:
         weights = OVERLAP_WEIGHTS[1:] if len(self.met) > 1 else ()
         found = [mixed for weight in weights if (mixed := self._mixture(price, weight))]
         for one, other in [*pairwise(found), *pairwise(reversed(found))]:
-            found += spliced(self.frontier, one, other)
+            found += crossover(self.shardings, one, other)
         fitting = [mixed for mixed in found if mixed.peak_bytes <= self.budget_bytes]
         quickest = sorted(fitting, key=lambda mixed: mixed.least_s)[: self.most_met]
         quickest += sorted(fitting, key=lambda mixed: mixed.seconds)[: self.most_met]
-        quickest += [made for mixed in quickest for made in arranged(self.frontier, mixed)]
+        quickest += [made for mixed in quickest for made in permute_equal_segments(self.shardings, mixed)]
         for mixed in sorted(quickest, key=lambda mixed: mixed.seconds):
-            if mixed.peak_bytes <= self.budget_bytes and mixed.seconds < self.known_s:
+            if mixed.peak_bytes <= self.budget_bytes and mixed.seconds < self.incumbent_s:
                 self.look_at(mixed.chain, mixed)
                 break
         return self.best
@@ -84,8 +91,8 @@ class Together:
     def probe(self, price: float, most_s: float) -> float:
         """The step of a sharding that may be the best of them, or else of one that takes less memory; infinite where
         none of those fits. most_s: of one that takes longer with all kept no more is asked, and it is not traced."""
-        bases = weighed(self.frontier)
-        middle, scale = bases[len(bases) // 2], floor_s(self.frontier) / self.budget_bytes
+        bases = weighed(self.shardings)
+        middle, scale = bases[len(bases) // 2], memory_free_bound_s(self.shardings) / self.budget_bytes
         prices = (price, sqrt(max(price, scale) * PRICES[-1] * scale), PRICES[-1] * scale)
         for asked in prices:
             chain = self._lean(middle, chain_at(middle, asked * middle.scale))
@@ -98,14 +105,14 @@ class Together:
                 return step_s
         return inf
 
-    def look_at(self, chain: Chain, mixed: Mixture | None = None, slow: bool = False) -> float:
+    def look_at(self, chain: Chain, mixed: RematChain | None = None, slow: bool = False) -> float:
         """The sharding with what it keeps chosen, or as the mixture has it; it becomes the best if it is. Returns its
         step, infinite where it does not fit. slow: also of one that is slower than what is known."""
-        plan = self.assemble(chain, self.frontier)
-        ways = Ways.of(plan, self.program, FEWER)
+        plan = self.assemble(chain, self.shardings)
+        ways = RematOptions.of(plan, self.program, FEWER)
         options = self.offered(plan, ways) if self.offered else None
-        self.met.append(_Met(chain, ways, ways.curves.options if options is None else options))
-        if chain.seconds >= self.known_s and not slow:
+        self.met.append(_TracedSharding(chain, ways, ways.curves.options if options is None else options))
+        if chain.seconds >= self.incumbent_s and not slow:
             return inf  # of use in mixtures alone: recomputing only takes longer
         found = [fit_ways(plan, ways, self.budget_bytes, options)]
         if mixed is not None:
@@ -113,28 +120,28 @@ class Together:
         best = min((one for one in found if one), key=lambda one: one.predicted.step_s, default=None)
         if best is None:
             return inf
-        self.fits |= chain.seconds < self.known_s
-        if best.predicted.step_s < self.known_s:
-            self.best, self.known_s = best.written(plan, self.program), best.predicted.step_s
+        self.fits |= chain.seconds < self.incumbent_s
+        if best.predicted.step_s < self.incumbent_s:
+            self.best, self.incumbent_s = best.written(plan, self.program), best.predicted.step_s
         return best.predicted.step_s
 
     def otherwise(self) -> Plan | None:
         """Where nothing fits: backwards in more chunks; or segments run forward more than once, and keep not even their
         inputs."""
-        promising = [one for one in self.met if one.chain.seconds < self.known_s]
+        promising = [one for one in self.met if one.chain.seconds < self.incumbent_s]
         least = min(promising, key=lambda one: sum(point.held_bytes for point in one.ways.points), default=None)
         if self.fits or least is None:
             return None
-        plan = self.assemble(least.chain, self.frontier)
+        plan = self.assemble(least.chain, self.shardings)
         flat = self.offered is not None
         found = refine(plan, self.program, self.budget_bytes, flat=flat)
         return found if found or flat else refine_nested(plan, self.program, least.ways, self.budget_bytes)
 
     def _chains(self, price: float) -> list[Chain]:
         """Distinct ones, those first that are most needed."""
-        bases = weighed(self.frontier)
+        bases = weighed(self.shardings)
         middle = bases[len(bases) // 2]
-        scale = floor_s(self.frontier) / self.budget_bytes
+        scale = memory_free_bound_s(self.shardings) / self.budget_bytes
         asked = [(middle, PRICES[-1] * scale), (middle, price), (middle, 0.0)]
         asked += [(base, factor * scale) for factor in PRICES for base in bases]
         found: list[Chain] = []
@@ -145,7 +152,7 @@ class Together:
                     found.append(one)
         return found
 
-    def _lean(self, base: Frontier, chain: Chain) -> Chain:
+    def _lean(self, base: ShardingModel, chain: Chain) -> Chain:
         """The same where, if its weights leave too little for what an op needs while it runs, none may need more."""
         cap_bytes = self.budget_bytes - chain.static_bytes
         if cap_bytes <= 0 or chain.transient_bytes <= cap_bytes:
@@ -157,15 +164,15 @@ class Together:
         every = range(len(chain.points))
         return sum(all(not _alike(chain, one.chain, index) for one in self.met) for index in every)
 
-    def _mixture(self, price: float, weight: float) -> Mixture | None:
+    def _mixture(self, price: float, weight: float) -> RematChain | None:
         """One that fits with the gradients that wait in it: in less room where they are more than was thought."""
         offers = _offers(self.met)
         room = self.budget_bytes - min(late_of(one.ways, one.chain.microbatches) for one in self.met)
         for _ in range(RETRIES):
-            found = best_mixture(self.frontier, offers, room, self.known_s, price, weight)
+            found = label_dp(self.shardings, offers, room, self.incumbent_s, price, weight)
             if found is None:
                 return None
-            every = [found, *arranged(self.frontier, found)]
+            every = [found, *permute_equal_segments(self.shardings, found)]
             fitting = [mixed for mixed in every if mixed.peak_bytes <= self.budget_bytes]
             if fitting:
                 return min(fitting, key=lambda mixed: mixed.seconds)
@@ -174,9 +181,9 @@ class Together:
         return None
 
 
-def weighed(frontier: Frontier) -> list[Frontier]:
+def weighed(shardings: ShardingModel) -> list[ShardingModel]:
     """What is moved during compute may hide behind it or not: each of these finds what is good in its case."""
-    return [frontier.weighed(weight) for weight in OVERLAP_WEIGHTS] if frontier.mesh.any_overlap else [frontier]
+    return [shardings.weighed(weight) for weight in OVERLAP_WEIGHTS] if shardings.mesh.any_overlap else [shardings]
 
 
 def is_same(one: Chain, other: Chain) -> bool:
@@ -189,17 +196,17 @@ def _alike(one: Chain, other: Chain, index: int) -> bool:
     return a is b or (a.point.choice == b.point.choice and a.parameters == b.parameters)
 
 
-def _offers(met: Sequence[_Met]) -> list[list[Offer]]:
+def _offers(met: Sequence[_TracedSharding]) -> list[list[SegmentOffer]]:
     """Per segment, what the chains do there with each of the ways to keep; the same once, and nothing that another
     between the same boundary options beats in everything."""
-    offers: list[list[Offer]] = []
-    known: dict[object, list[Offer]] = {}
+    offers: list[list[SegmentOffer]] = []
+    known: dict[object, list[SegmentOffer]] = {}
     for index in range(len(met[0].chain.points)):
         firsts = [one for number, one in enumerate(met) if _is_first(met, number, index)]
         key = tuple((one.chain.options[index], id(one.chain.points[index]), id(one.options[index])) for one in firsts)
         if key not in known:
             here = [
-                Offer(
+                SegmentOffer(
                     one.chain.options[index],
                     one.chain.points[index],
                     tuple(one.ways.point(index, kept) for kept in one.options[index]),
@@ -211,5 +218,5 @@ def _offers(met: Sequence[_Met]) -> list[list[Offer]]:
     return offers
 
 
-def _is_first(met: Sequence[_Met], number: int, index: int) -> bool:
+def _is_first(met: Sequence[_TracedSharding], number: int, index: int) -> bool:
     return not any(_alike(met[number].chain, other.chain, index) for other in met[:number])

@@ -19,7 +19,7 @@ from meshwright.planner.memory.refine import refine
 from meshwright.planner.search.keep_all import Candidate
 from meshwright.planner.search.mesh_search import FEWER, Assemble
 from meshwright.planner.search_log import SearchRecorder, mesh_node
-from meshwright.planner.sharding.model import Frontier
+from meshwright.planner.sharding.model import ShardingModel
 
 
 def prove(
@@ -40,23 +40,23 @@ def prove(
     tries = most // each
     for candidate in candidates:
         for number in candidate.microbatches:
-            known_s = best.predicted.step_s if best else float("inf")
+            incumbent_s = best.predicted.step_s if best else float("inf")
             try:
-                frontier = candidate.frontier(number).weighed(candidate.weights[0])
-                chains = every_chain(frontier, known_s, most) if best else []
+                shardings = candidate.shardings(number).weighed(candidate.weights[0])
+                chains = every_chain(shardings, incumbent_s, most) if best else []
             except PlanError:
                 continue
             except TooManyError:
                 return best, 0.0
-            fitted = _Fitted(frontier, program, budget_bytes, assemble, known_s, simpler_within, flat, each)
+            fitted = _Fitted(shardings, program, budget_bytes, assemble, incumbent_s, simpler_within, flat, each)
             fitted.look_at(chains, tries)
             tries -= fitted.tried
             if fitted.best is not None:
                 best = fitted.best
-                log.incumbent(mesh_node(candidate.name, number), fitted.known_s)
+                log.incumbent(mesh_node(candidate.name, number), fitted.incumbent_s)
             bounds.append(fitted.bound_s)
             why = f"{len(chains)} shardings enumerated, {fitted.tried} of them with what they recompute"
-            log.expanded(mesh_node(candidate.name, number), why, min(fitted.bound_s, fitted.known_s))
+            log.expanded(mesh_node(candidate.name, number), why, min(fitted.bound_s, fitted.incumbent_s))
     if best is None:
         return None, 0.0
     return best, min([best.predicted.step_s, *bounds])
@@ -67,11 +67,11 @@ class _Fitted:
     """most: ways to run a sharding that are looked at. best: a plan faster than what is known. bound_s: what no plan of
     these shardings is faster than, infinite where none is faster than the best. tried: shardings that were traced."""
 
-    frontier: Frontier
+    shardings: ShardingModel
     program: Program
     budget_bytes: int
     assemble: Assemble
-    known_s: float
+    incumbent_s: float
     simpler_within: float
     flat: bool
     most: int
@@ -82,7 +82,7 @@ class _Fitted:
     def look_at(self, chains: list[Chain], most: int) -> None:
         """Recomputing only adds to a step: a sharding that fits as it is has no faster plan."""
         for chain in sorted(chains, key=lambda one: one.seconds):
-            if chain.seconds >= self.known_s * (1 - CLOSED):
+            if chain.seconds >= self.incumbent_s * (1 - CLOSED):
                 return
             if chain.static_bytes > self.budget_bytes:
                 continue
@@ -93,15 +93,15 @@ class _Fitted:
             plan, bound_s = self._fastest(chain)
             self.bound_s = min(self.bound_s, bound_s)
             step_s = plan.predicted.step_s if plan else float("inf")
-            if step_s < self.known_s * (1 - self.simpler_within):
-                self.best, self.known_s = plan, step_s
+            if step_s < self.incumbent_s * (1 - self.simpler_within):
+                self.best, self.incumbent_s = plan, step_s
                 if step_s <= chain.seconds * (1 + CLOSED):
                     return
 
     def _fastest(self, chain: Chain) -> tuple[Plan | None, float]:
         """(the fastest plan of a sharding, if any fits; a bound on all of them)."""
-        plan = self.assemble(chain, self.frontier)
+        plan = self.assemble(chain, self.shardings)
         try:
-            return fastest_fitting(plan, self.program, self.budget_bytes, self.known_s, self.most, self.flat)
+            return fastest_fitting(plan, self.program, self.budget_bytes, self.incumbent_s, self.most, self.flat)
         except TooManyError:
             return refine(plan, self.program, self.budget_bytes, FEWER, self.flat), chain.seconds

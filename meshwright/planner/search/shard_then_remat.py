@@ -12,9 +12,9 @@ from meshwright.plan import Plan
 from meshwright.planner.chain.mix import Chain
 from meshwright.planner.effort import ANY_BYTES, ROUGH
 from meshwright.planner.search.keep_all import Candidate, search
-from meshwright.planner.sharding.model import Frontier
+from meshwright.planner.sharding.model import ShardingModel
 
-Refined = Callable[[Chain, Frontier], Plan | None]
+Refined = Callable[[Chain, ShardingModel], Plan | None]
 
 
 def sweep_budgets(
@@ -31,16 +31,16 @@ def sweep_budgets(
     nothing fits otherwise. to_the_end: the last budget is the true one."""
     room = peak = ANY_BYTES
     while peak > budget_bytes:
-        known_s = best.predicted.step_s if best else float("inf")
+        incumbent_s = best.predicted.step_s if best else float("inf")
         try:
-            found = search(candidates, room, limit_s=known_s, exactly=exactly, hard=best is None).best
+            found = search(candidates, room, limit_s=incumbent_s, exactly=exactly, hard=best is None).best
         except PlanError:
             return best
         if found is None:
             return best  # with all kept it is no faster already, nor is it in less
         peak = found[0].peak_bytes
         plan = refined(*found)
-        if plan is not None and plan.predicted.step_s < known_s:
+        if plan is not None and plan.predicted.step_s < incumbent_s:
             best = plan
         near = peak <= ROUGH * budget_bytes
         if room == budget_bytes or (near and not to_the_end):

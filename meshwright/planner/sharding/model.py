@@ -17,7 +17,7 @@ from meshwright.plan import FrontierPoint, ParameterPlan
 from meshwright.planner.sharding.eliminated import Solved, solve_segment
 from meshwright.planner.sharding.segment import Answer, SegmentProblem, Tied
 from meshwright.planner.space.image_boundaries import freedoms
-from meshwright.planner.space.long_lived import far_values, shared_layers
+from meshwright.planner.space.long_lived import long_lived_values, shared_layers
 from meshwright.planner.space.segment import Space, skip_layout, space
 from meshwright.price.parameter import Setting, chain_uses
 from meshwright.price.segment import price_segment
@@ -48,7 +48,7 @@ class _Least(NamedTuple):
 
 
 @dataclass(slots=True)
-class Frontier:
+class ShardingModel:
     """A Program at the batch of one micro-batch, on one mesh. recompute: what backward reads may be recomputed.
 
     skips: where many values are alive at once (a U-Net), per mesh axis whether those that cross more than one boundary
@@ -113,30 +113,30 @@ class Frontier:
         return 1.0 + self.overlap_weight if self.overlap_weight and self.mesh.any_overlap else 1.0
 
     def key(self, price: float) -> object:
-        """What the cheapest chain at a price per byte depends on, of what copies of this Frontier differ in."""
+        """What the cheapest chain at a price per byte depends on, of what copies of this ShardingModel differ in."""
         charged = (self.recompute, self.flight, price) if price else ()
         return (self.overlap_weight, self.cap_bytes, *charged)
 
-    def capped(self, cap_bytes: int) -> Frontier:
+    def capped(self, cap_bytes: int) -> ShardingModel:
         """The same without what needs more while it runs."""
         return replace(self, cap_bytes=cap_bytes, _solved={}, _points={})
 
-    def weighed(self, overlap_weight: float) -> Frontier:
+    def weighed(self, overlap_weight: float) -> ShardingModel:
         """The same at another weight of what overlaps compute; what does not depend on it is shared."""
         if overlap_weight == self.overlap_weight:
             return self
         return replace(self, overlap_weight=overlap_weight, _solved={}, _points={})
 
-    def in_flight(self, count: float) -> Frontier:
+    def in_flight(self, count: float) -> ShardingModel:
         """The same where what backward reads is held by so many micro-batches."""
         return self if count == self.flight else replace(self, flight=count, _solved={}, _points={})
 
-    def skipping(self, skips: tuple[bool, ...] | None) -> Frontier:
+    def skipping(self, skips: tuple[bool, ...] | None) -> ShardingModel:
         """The same with values that cross several boundaries lying so; what does not depend on it is shared."""
         own: dict[str, Any] = {"freedom": [], "steps": [], "costs": {}, "chains": {}, "_tied": {}}
         return replace(self, skips=skips, **own, _solved={}, _points={}, _numbered={})
 
-    def recomputing(self) -> Frontier:
+    def recomputing(self) -> ShardingModel:
         """The same where what backward reads may be recomputed."""
         return self if self.recompute else replace(self, recompute=True, _solved={}, _points={})
 
@@ -278,7 +278,7 @@ class Frontier:
 
     def _fixed_layouts(self, segment: Segment) -> dict[str, Layout]:
         """The layout of each boundary value that crosses more than one boundary, by local name."""
-        here, far = self.space(segment), far_values(self.program)
+        here, far = self.space(segment), long_lived_values(self.program)
         graph = here.graph
         locals_ = (*(value.name for value in graph.inputs), *graph.outputs)
         pairs = zip(locals_, (*segment.inputs, *segment.outputs), strict=True)

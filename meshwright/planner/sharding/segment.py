@@ -137,8 +137,8 @@ class SegmentProblem:
     ) -> Problem:
         """The Problem with every held byte charged; `recompute`: what backward reads may be recomputed instead, at no
         less than the seconds of what makes it. cap_bytes: what needs more while it runs is not to be had.
-        overlap_weight: of what overlaps compute (`Frontier`); None adds all up. flight: micro-batches that hold what
-        backward reads."""
+        overlap_weight: of communication that overlaps with compute; None adds all up. flight: micro-batches that
+        hold what backward reads."""
         if not price_per_byte and cap_bytes is None and overlap_weight is None:
             return self.problem
         costs = self.problem.costs + price_per_byte * self.held
@@ -186,7 +186,7 @@ class SegmentProblem:
         mesh, setting, together = self.space.mesh, self.space.setting, whole_bytes(graph.params)
         for value in graph.inputs:
             self.makers[value.name] = self._boundary(value.name)
-        for value in (*graph.commons, *graph.buffers):
+        for value in (*graph.shared_values, *graph.buffers):
             self.makers[value.name] = _Side(self._node(np.zeros(1), name=value.name), (whole,))
         for value in graph.params:
             tied = self.tied.get(value.name)
@@ -198,7 +198,7 @@ class SegmentProblem:
                 costs = np.array([price.total_s for price in prices])
                 held = np.array([float(price.static_bytes) for price in prices])
                 if self.space.mesh.any_overlap:
-                    apart_s = np.array([(price.hideable_s, price.step_s) for price in prices]).T
+                    apart_s = np.array([(price.async_comm_s, price.step_s) for price in prices]).T
             self.options[value.name] = options
             layouts = tuple(canonical(Layout.parse(plan.compute), value.grad) for plan in options)
             self.makers[value.name] = _Side(self._node(costs, held, value.name, apart_s), layouts)

@@ -18,7 +18,7 @@ from meshwright.pins.pins import FREE, Pins, with_roles
 from meshwright.pins.spelling import check_spelling
 from meshwright.planner.effort import FEW_DEVICES, OVERLAP_WEIGHTS
 from meshwright.planner.search.keep_all import Candidate
-from meshwright.planner.sharding.model import Frontier
+from meshwright.planner.sharding.model import ShardingModel
 from meshwright.planner.space.long_lived import crowded
 from meshwright.price.parameter import Setting
 
@@ -94,9 +94,9 @@ def _candidate(
     skips: tuple[bool, ...] | None = None,
     few: bool = False,
 ) -> Candidate:
-    made: dict[int, Frontier] = {}
+    made: dict[int, ShardingModel] = {}
 
-    def frontier(number: int) -> Frontier:
+    def shardings(number: int) -> ShardingModel:
         if number not in made:
             for other in made.values():
                 other.forget()
@@ -104,14 +104,14 @@ def _candidate(
                 del made[next(iter(made))]
             small = program.at_batch(cut_batch(program.batch, number)[0])
             more = setting.cut(program.batch, number)
-            made[number] = Frontier(small, mesh, pins, more, recompute, skips, overlap_weight=0.0)
+            made[number] = ShardingModel(small, mesh, pins, more, recompute, skips, overlap_weight=0.0)
         return made[number]
 
     name = "x".join(map(str, mesh.sizes))
     weights = OVERLAP_WEIGHTS[:: 2 if few else 1] if mesh.any_overlap and not recompute else OVERLAP_WEIGHTS[:1]
     numbers, axes = _microbatches(program, mesh, pins), sum(size > 1 for size in mesh.sizes)
     rising = mesh.device.kind == "cuda"
-    return Candidate(name, numbers, frontier, made.clear, weights, len(mesh.axes) > FREE, axes, rising)
+    return Candidate(name, numbers, shardings, made.clear, weights, len(mesh.axes) > FREE, axes, rising)
 
 
 def _microbatches(program: Program, mesh: Mesh, pins: Pins) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """In which layouts a picture [samples, channels, height, ...] crosses from one segment to the next.
 
 Cells that read the results of several others (AmoebaNet) have, on several axes, tables that no memory holds when every
-layout may cross. A Frontier takes the most freedom whose tables it can hold.
+layout may cross. A ShardingModel takes the most freedom whose tables it can hold.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ALL, NO_WIDTH, NO_HEIGHT = range(3)
 """Every layout; those that cut height over one axis at most, besides samples alone (width and depth would do the same);
 those that cut neither."""
 
-PICTURE = 3
+IMAGE_DIMS = 3
 """Values of more dims than this are pictures."""
 
 _CHANNELS, _HEIGHT = 1, 2
@@ -26,7 +26,7 @@ def freedoms(program: Program, mesh: Mesh) -> Sequence[int]:
     """What may be tried, the most first."""
     several = sum(size > 1 for size in mesh.sizes) > 1
     values = (value for graph in program.graphs for value in graph.inputs)
-    has_pictures = several and any(len(value.type.shape) > PICTURE for value in values)
+    has_pictures = several and any(len(value.type.shape) > IMAGE_DIMS for value in values)
     return (ALL, NO_WIDTH, NO_HEIGHT) if has_pictures else (ALL,)
 
 

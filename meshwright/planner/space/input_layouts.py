@@ -40,7 +40,7 @@ def input_layouts(
         key = f"{segment.graph} {choice}"
         if key not in seen:
             seen[key] = flow(graph, choice, mesh)
-        for value, name in zip(graph.commons, segment.commons, strict=True):
+        for value, name in zip(graph.shared_values, segment.shared_values, strict=True):
             wishes.setdefault(name, set()).update(_wanted(seen[key], value))
     prologue = stage_prologue(program, first, end).at(program.batch)
     values = prologue.values()

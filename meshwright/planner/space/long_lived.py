@@ -9,7 +9,7 @@ from meshwright.capture.program import Program
 
 MOST_ALIVE = 4
 """Values that cross a boundary, or weights that a segment shares; where there are more, those that cross several lie in
-one way, and so do those weights (`Frontier.skips`)."""
+one way, and so do those weights (`ShardingModel.skips`)."""
 
 
 def crowded(program: Program) -> bool:
@@ -24,7 +24,7 @@ def shared_layers(program: Program) -> set[str]:
     return {name for names in each if len(names) > MOST_ALIVE for name in names}
 
 
-def far_values(program: Program) -> set[str]:
+def long_lived_values(program: Program) -> set[str]:
     """Values that are alive while a segment runs that does not read them."""
     made = {name: index for index, segment in enumerate(program.segments) for name in segment.outputs}
     readers: dict[str, list[int]] = {}

@@ -22,7 +22,7 @@ from meshwright.layout import I, Layout, S, State
 from meshwright.layout.table import conversion_matrix
 from meshwright.pins.pins import Pins
 from meshwright.plan import ParameterPlan
-from meshwright.planner.space.image_boundaries import ALL, PICTURE, crossing
+from meshwright.planner.space.image_boundaries import ALL, IMAGE_DIMS, crossing
 from meshwright.planner.space.storage import parameter_options
 from meshwright.planner.space.strategies import allowed
 from meshwright.price.flow import canonical
@@ -44,7 +44,7 @@ Matrix = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SavedTensorCost:
     """Something that an op's backward reads. bytes: of each strategy, the op's share. drop_s: what not keeping it takes
     at least, per micro-batch: running again what makes it; infinite where it comes from outside the segment."""
 
@@ -75,7 +75,7 @@ class Space:
     last: dict[str, Value] = field(default_factory=dict)
     op_costs: list[Matrix] = field(default_factory=list)
     op_host_s: list[float] = field(default_factory=list)
-    op_kept: list[tuple[Kept, ...]] = field(default_factory=list)
+    op_kept: list[tuple[SavedTensorCost, ...]] = field(default_factory=list)
     matrices: dict[tuple[str, LayoutSet, LayoutSet], Matrix] = field(default_factory=dict)
 
     def running_bytes(self, index: int) -> Matrix:
@@ -166,13 +166,13 @@ def _ops_space(graph: SegmentGraph, batch: int, mesh: Mesh, pins: Pins, setting:
             raise PlanError(f"no way is left to run {op.target}", "pins that agree with the batch", "drop one of them")
     made.op_costs.extend(np.array([one.forward_s + one.backward_s for one in each]) for each in seconds)
     made.op_host_s.extend(min((one.host_s for one in each), default=0.0) for each in seconds)
-    again_s = {
+    gather_per_use_s = {
         v.name: min(one.forward_s for one in each)
         for op, each in zip(fixed.ops, seconds, strict=True)
         for v in op.results
     }
     keepers = _keepers(made)
-    made.op_kept.extend(tuple(_kept(made, index, keepers, again_s)) for index in range(len(fixed.ops)))
+    made.op_kept.extend(tuple(_kept(made, index, keepers, gather_per_use_s)) for index in range(len(fixed.ops)))
     return made
 
 
@@ -195,7 +195,9 @@ def _seconds(space: Space, op: Op, made: Strategy, share: float) -> _Seconds:
     return _Seconds(forward_s, seconds.backward_s + collectives_s(made.collectives_backward, mesh), host_s)
 
 
-def _kept(space: Space, index: int, keepers: dict[str, int], again_s: dict[str, float]) -> Iterator[Kept]:
+def _kept(
+    space: Space, index: int, keepers: dict[str, int], gather_per_use_s: dict[str, float]
+) -> Iterator[SavedTensorCost]:
     """This op's share of what backward reads; a storage that several ops keep is split between them, so that the sum
     over ops is never more than what is held."""
     op = space.graph.ops[index]
@@ -206,7 +208,7 @@ def _kept(space: Space, index: int, keepers: dict[str, int], again_s: dict[str, 
     if reads.auxiliary_bytes:
         sizes = [float(reads.auxiliary_bytes // shards(made, mesh)) for made in found]
         # A function of several ops may run only the cheapest of them again.
-        yield Kept(np.array(sizes), 0.0 if ":" in op.target else again_s[op.name])
+        yield SavedTensorCost(np.array(sizes), 0.0 if ":" in op.target else gather_per_use_s[op.name])
     operands = op.operands()
     columns = [(operands[i], [made.operands[i] for made in found]) for i in reads.operands]
     columns += [(op.results[i].name, [made.results[i] for made in found]) for i in reads.results]
@@ -216,7 +218,7 @@ def _kept(space: Space, index: int, keepers: dict[str, int], again_s: dict[str, 
         value, share = values[name], keepers[space.bases[name]]
         each = {layout: local_bytes(value.type.sizes, value.type.itemsize, layout, mesh) for layout in set(layouts)}
         sizes = [each[layout] / share for layout in layouts]
-        yield Kept(np.array(sizes), again_s.get(space.bases[name], np.inf) / share)
+        yield SavedTensorCost(np.array(sizes), gather_per_use_s.get(space.bases[name], np.inf) / share)
 
 
 def _keepers(space: Space) -> dict[str, int]:
@@ -262,7 +264,7 @@ def boundary_layouts(space: Space, name: str, freedom: int = ALL) -> tuple[Layou
         states.append([*([] if sharded and dims else [I]), *map(S, dims)])
     every = map(Layout, product(*states))
     found = tuple(layout for layout in every if all(layout.is_even(one, mesh.sizes) for one in shapes))
-    if len(shape) > PICTURE:
+    if len(shape) > IMAGE_DIMS:
         found = crossing(found, freedom)
     if not found:
         given = f"{name} of shape {shape} on a mesh of {'x'.join(map(str, mesh.sizes))}"

@@ -78,7 +78,10 @@ def options(problem: StageProblem, microbatches: int) -> Options | None:
         input_s=np.array([cost.backward_input_s for cost in costs]),
         weight_s=np.array([cost.backward_weight_s for cost in costs]),
         fixed_s=np.array(
-            [c.step_s + c.first_s + c.last_s - hidden_s for c, hidden_s in zip(costs, overlapped_s, strict=True)]
+            [
+                c.step_s + c.gather_params_s + c.reduce_grads_s - hidden_s
+                for c, hidden_s in zip(costs, overlapped_s, strict=True)
+            ]
         ),
         static_bytes=np.array([float(cost.static_bytes) for cost in costs]),
         held_bytes=np.array([float(c.static_bytes + work) for c, work in zip(costs, transient, strict=True)]),

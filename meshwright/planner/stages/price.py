@@ -59,7 +59,7 @@ def _longer(less: Timeline, more: Timeline, times: int) -> Timeline:
 
 
 def _lists(problem: StageProblem, runs: Sequence[PlacedRun], costs: Costs, schedule: str, microbatches: int) -> Played:
-    gathered = frozenset(i for i, run in enumerate(runs) if run.point.cost.first_s)
+    gathered = frozenset(i for i, run in enumerate(runs) if run.point.cost.gather_params_s)
     restored = frozenset(i for i, cost in enumerate(costs.segments) if cost.restored_bytes)
     stages = tuple(run.stage for run in runs)
     if schedule != "searched":

@@ -22,8 +22,8 @@ from meshwright.planner.stages.problem import Pipelined, PlacedRun, StageProblem
 from meshwright.simulate import Timeline
 
 SIMULATIONS, FIRST = EFFORTS["default"].probed, EFFORTS["default"].shardings
-"""Pipelines that are simulated in all; and those of each schedule and number of micro-batches that are before any is
-walked further, or of what a searcher finds, and that are remembered besides the best."""
+"""SIMULATIONS: pipelines simulated for each number of micro-batches. FIRST: of these, how many of one schedule come
+before any other is walked further, how many a searcher may propose, and how many runners-up are remembered."""
 
 STAGE_METHODS = ("auto", "beam", "recursive", "mcmc", "mcts", "rl")
 """`auto`, and the searchers of the survey, which are imported when one is named."""
@@ -52,7 +52,7 @@ class _Search:
     best_s: float
     best: tuple[tuple[PlacedRun, ...], str, int, Timeline] | None = None
     simulated: int = 0
-    dealt: int = 0
+    interleaved: int = 0
     seen: dict[tuple[object, ...], float] = field(default_factory=dict)
     found: list[tuple[float, tuple[PlacedRun, ...], str, int]] = field(default_factory=list)
 
@@ -79,24 +79,29 @@ class _Search:
     @property
     def spent(self) -> bool:
         """Whether enough was simulated, interleaved pipelines aside."""
-        return self.simulated - self.dealt >= self.budget
+        return self.simulated - self.interleaved >= self.budget
 
 
 def solve_stages(
     problem: StageProblem,
     budget: int = SIMULATIONS,
-    known_s: float = inf,
+    incumbent_s: float = inf,
     made: Mapping[int, Options | None] | None = None,
-    dealt: Mapping[int, Options | None] | None = None,
+    interleaved: Mapping[int, Options | None] | None = None,
     method: str = "auto",
     seed: int = 0,
 ) -> StageSolution | None:
-    """None where no pipeline is faster than `known_s`. `budget`: simulations. `made`: the rows for each number of
-    micro-batches, where they are made already; `dealt`: those for interleaved runs, if others. `method`: the dynamic
-    programme, or one of the survey's searchers, whose finds are simulated and prove nothing."""
+    """The fastest pipeline by simulation, and a lower bound; None where none is faster than `incumbent_s`.
+
+    budget: simulations for each number of micro-batches.
+    made: the rows for each number of micro-batches, where they are made already.
+    interleaved: those for interleaved schedules, where they differ.
+    method: `auto` (the dynamic programme), or one of the survey's searchers, whose results are simulated and prove
+    nothing.
+    """
     problem.verify()
     check_method(method)
-    search = _Search(problem, budget, known_s)
+    search = _Search(problem, budget * len(problem.microbatches), incumbent_s)
     if made is None:
         made = {count: options(problem, count) for count in problem.microbatches}
     families = [
@@ -106,7 +111,7 @@ def solve_stages(
         for count, found in made.items()
         if found is not None
     ]
-    unfinished_s = _interleaved(problem, search, dealt or made) if "interleaved" in problem.schedules else inf
+    unfinished_s = _interleaved(problem, search, interleaved or made) if "interleaved" in problem.schedules else inf
     for family in families:
         family.low_s = family.bound.least_s() * (1 - CLOSE)
     for family in sorted(families, key=lambda family: family.low_s):
@@ -123,7 +128,7 @@ def solve_stages(
     unfinished_s = min(unfinished_s, _later(problem, search, made))
     low_s = min([family.low_s for family in families] + [unfinished_s, search.best_s])
     if search.best is None:
-        if known_s == inf:
+        if incumbent_s == inf:
             raise PlanError(_why(problem), "devices and memory for at least one pipeline", "raise the memory limit")
         return None
     runs, schedule, microbatches, timeline = search.best
@@ -133,10 +138,10 @@ def solve_stages(
     return StageSolution(runs, schedule, microbatches, timeline, low_s, proven, search.simulated, others, promising)
 
 
-def any_within(problem: StageProblem, limit_s: float, made: Made, dealt: Made) -> bool:
+def any_within(problem: StageProblem, limit_s: float, made: Made, interleaved: Made) -> bool:
     """Whether the bounds leave any pipeline that is faster; nothing is simulated."""
     for schedule in (*problem.schedules, *problem.later):
-        for count, rows in (dealt if schedule == "interleaved" else made).items():
+        for count, rows in (interleaved if schedule == "interleaved" else made).items():
             if rows is None:
                 continue
             if schedule == "interleaved":
@@ -250,7 +255,7 @@ def _interleaved(problem: StageProblem, search: _Search, made: Mapping[int, Opti
         for candidate in one.pipelines(search.best_s):
             if search.price(candidate, "interleaved", one.microbatches) < inf:
                 break
-    search.dealt = search.simulated
+    search.interleaved = search.simulated
     return low_s
 
 

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from meshwright.capture.counter import RandomState
 from meshwright.generate.pieces import Rest
-from meshwright.runtime.step.away import Parked
+from meshwright.runtime.step.offload import OffloadedTensors
 
 
 @dataclass(slots=True)
 class MicroBatch:
     """One micro-batch on its way: boundary values, what forwards saved, gradients on their way back.
 
-    values, gradients: by name and by the first segment of the stage whose layout they have. commons: those of a stage,
-    while its forward runs. weight: its share in the loss; a micro-batch of weight zero, all of whose targets are
+    values, gradients: by name and by the first segment of the stage whose layout they have. shared_values: those of a
+    stage, while its forward runs. weight: its share in the loss; a micro-batch of weight zero, all of whose targets are
     ignored, is not run. random: what its random numbers are made from. rest: what weight halves wait with. before:
     where segments run forward more than once, their buffers as they were the first time. away: what waits
     on the host.
@@ -29,11 +29,11 @@ class MicroBatch:
     weight: float
     random: RandomState
     values: dict[tuple[str, int], Tensor] = field(default_factory=dict)
-    commons: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    shared_values: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     saved: dict[int, list[Tensor]] = field(default_factory=dict)
     rest: dict[int, Rest] = field(default_factory=dict)
     before: dict[int, dict[str, Tensor]] = field(default_factory=dict)
-    away: dict[int, Parked] = field(default_factory=dict)
+    away: dict[int, OffloadedTensors] = field(default_factory=dict)
     gradients: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     uses: Counter[str] = field(default_factory=Counter)
     loss: Tensor | None = None
@@ -42,8 +42,8 @@ class MicroBatch:
         """All that it keeps alive, the batch aside."""
         yield from self.values.values()
         yield from self.gradients.values()
-        for commons in self.commons.values():
-            yield from commons.values()
+        for shared_values in self.shared_values.values():
+            yield from shared_values.values()
         for saved in self.saved.values():
             yield from saved
         for rest in self.rest.values():

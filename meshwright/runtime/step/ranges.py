@@ -76,7 +76,7 @@ def ranges_of(program: Program) -> dict[str, Range]:
     origins = inputs | _follow(program.prologue, inputs, found)
     for segment in program.segments:
         graph = program.graph(segment)
-        bound = zip((value.name for value in graph.commons), segment.commons, strict=True)
+        bound = zip((value.name for value in graph.shared_values), segment.shared_values, strict=True)
         _follow(graph, {local: origins[name] for local, name in bound if name in origins}, found)
     return found
 

@@ -16,14 +16,14 @@ from meshwright.generate.passing import Passing, passing
 from meshwright.generate.pieces import Pieces, WholePieces, pieces
 from meshwright.generate.program import Generated, Pair, generate
 from meshwright.generate.strides import unturned
-from meshwright.plan.stages import stage_commons
-from meshwright.runtime.step.away import Host
+from meshwright.plan.stages import stage_shared_values
 from meshwright.runtime.step.batches import Batches
 from meshwright.runtime.step.evaluation import in_eval_mode
 from meshwright.runtime.step.exchange import Exchange
 from meshwright.runtime.step.leaving import Leaving
 from meshwright.runtime.step.link import Gradients, Link, run_link, segment_link, storage
 from meshwright.runtime.step.microbatch import MicroBatch
+from meshwright.runtime.step.offload import Host
 from meshwright.runtime.step.parts import Part
 
 
@@ -198,29 +198,29 @@ class Segments:
         for name in link.reads:
             self.exchange.used(name, micro)
         if link.end == link.part.stage.end:
-            micro.commons.pop(first, None)
+            micro.shared_values.pop(first, None)
 
     def _arguments(self, link: Link, micro: MicroBatch) -> list[Tensor]:
         """In the order of the graph's arguments."""
         part, segment = link.part, link.segment
-        commons = micro.commons.get(part.stage.first)
-        if commons is None:
-            commons = micro.commons[part.stage.first] = self.commons(part, micro)
+        shared_values = micro.shared_values.get(part.stage.first)
+        if shared_values is None:
+            shared_values = micro.shared_values[part.stage.first] = self.shared_values(part, micro)
         buffers = micro.before.get(link.first, self.buffers)
         found = [self.exchange.value(name, part, micro) for name in segment.inputs]
-        found += [commons[name] for name in segment.commons]
+        found += [shared_values[name] for name in segment.shared_values]
         found += self._params(link)
         found += [buffers[name] for name in segment.buffers]
         return found
 
-    def commons(self, part: Part, micro: MicroBatch) -> dict[str, Tensor]:
+    def shared_values(self, part: Part, micro: MicroBatch) -> dict[str, Tensor]:
         """Of one stage: its part of the batch, and what its part of the prologue makes."""
         stage = part.stage
         prologue = self._generated(stage.first, micro).prologue
         batch = self.batches.of_stage(stage.first, micro.number, micro.batch)
         with random_state(micro.random):
             found = run_graph(prologue, batch | self.buffers, self.device)
-        names = stage_commons(self.program, stage.first, stage.end)
+        names = stage_shared_values(self.program, stage.first, stage.end)
         return batch | dict(zip(names, (unturned(found[name]) for name in prologue.outputs), strict=True))
 
     def _incoming(self, link: Link, micro: MicroBatch) -> tuple[list[Tensor], list[Tensor]]:

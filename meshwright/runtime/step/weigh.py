@@ -65,7 +65,7 @@ class _Counter:
         op = next(op for op in graph.ops if op.name == found.op)
         self.targets, self.axis = op.operands()[1], str(dict(op.kwargs).get("rows", ""))
         self.graph, self.ignored = only(graph, {self.targets}), found.ignored
-        bound = zip(graph.commons, program.segments[-1].commons, strict=True)
+        bound = zip(graph.shared_values, program.segments[-1].shared_values, strict=True)
         self.names = {value.name: name for value, name in bound}
         read = {name for op in self.graph.ops for name in op.uses()} | {self.targets}
         self.prologue = only(generated.prologue, {self.names[name] for name in read if name in self.names})

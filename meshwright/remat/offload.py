@@ -15,7 +15,7 @@ from dataclasses import replace
 from meshwright.cost.host_link import Copies
 from meshwright.cost.traced.storage import storage_bytes
 from meshwright.generate.joint import Joint, label
-from meshwright.remat.curve import Kept, in_memory_anyway
+from meshwright.remat.curve import RematPoint, in_memory_anyway
 
 SMALLEST, PART = 1 << 12, 64
 """Bytes below which a value is not worth a copy, and the part of the largest that it has to be: a small one takes the
@@ -23,15 +23,15 @@ host as long."""
 
 
 def away_options(
-    joint: Joint, ways: Sequence[Kept], following: Sequence[Kept], copies: Copies, stays: Collection[str]
-) -> Iterator[Kept]:
+    joint: Joint, ways: Sequence[RematPoint], following: Sequence[RematPoint], copies: Copies, stays: Collection[str]
+) -> Iterator[RematPoint]:
     """`following`: the ways of the next segment; `stays`: values that another segment keeps too."""
     forward_s = min(kept.forward_s for kept in following)
     backward_s = min(kept.backward_s for kept in following)
     sizes = {name: storage_bytes(node) for node, name in joint.names.items()}
     never = in_memory_anyway(joint) | set(stays)
     given = {label(value.name) for value in joint.graph.inputs}
-    offered: set[tuple[Kept, tuple[str, ...]]] = set()
+    offered: set[tuple[RematPoint, tuple[str, ...]]] = set()
     for kept in ways:
         if kept.chunks > 1:
             continue
@@ -56,12 +56,14 @@ def _fill(names: Sequence[str], sizes: dict[str, int], room: int) -> list[str]:
     return found
 
 
-def _away(kept: Kept, names: tuple[str, ...], moved: int, copies: Copies, forward_s: float, backward_s: float) -> Kept:
+def _away(
+    kept: RematPoint, names: tuple[str, ...], moved: int, copies: Copies, forward_s: float, backward_s: float
+) -> RematPoint:
     copy_s, slowed_s = moved / copies.rate, moved / copies.memory_rate
     return replace(
         kept,
         offload=names,
-        away_bytes=moved,
+        offloaded_bytes=moved,
         resident_bytes=kept.resident_bytes - moved,
         forward_transient_bytes=kept.forward_transient_bytes + moved,
         backward_transient_bytes=kept.backward_transient_bytes + moved,

@@ -13,7 +13,7 @@ from meshwright.rules.rule import TIERS, Tier
 PACKAGE = __name__.partition(".")[0]
 
 
-def served(program: Program) -> dict[Tier, tuple[str, ...]]:
+def rule_coverage(program: Program) -> dict[Tier, tuple[str, ...]]:
     """The distinct ops of its segments, sorted, by the tier that serves them; two shapes of one op may have two."""
     found: dict[Tier, set[str]] = {name: set() for name in TIERS}
     for graph in (graph.at(program.batch) for graph in program.graphs):
@@ -25,7 +25,7 @@ def served(program: Program) -> dict[Tier, tuple[str, ...]]:
 
 def warn_of_fallbacks(program: Program) -> None:
     """One warning that names the ops which run alike on every device, if there are any."""
-    if targets := served(program)["fallback"]:
+    if targets := rule_coverage(program)["fallback"]:
         text = (
             f"no rule was found for {', '.join(targets)}: run alike on every device, which is right but never faster; "
             "mw.register_rule gives an op a rule"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 @dataclass(slots=True)
-class Parked:
+class OffloadedTensors:
     """Values of one segment's saved list. places: where in it. leaving: on the device until their copy is done."""
 
     places: tuple[int, ...]
@@ -31,24 +31,24 @@ class Host:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self.free: dict[tuple[object, ...], list[Tensor]] = {}
 
-    def offload(self, saved: list[Tensor], places: Sequence[int]) -> tuple[list[Tensor], Parked]:
+    def offload(self, saved: list[Tensor], places: Sequence[int]) -> tuple[list[Tensor], OffloadedTensors]:
         """(what stays, what is leaving)."""
         leaving = [saved[place] for place in places]
         host = [self._buffer(tensor) for tensor in leaving]
         done = self._copy(host, leaving)
         rest = [tensor for place, tensor in enumerate(saved) if place not in places]
-        return rest, Parked(tuple(places), host, leaving, done=done)
+        return rest, OffloadedTensors(tuple(places), host, leaving, done=done)
 
-    def release(self, parked: Parked) -> None:
+    def release(self, parked: OffloadedTensors) -> None:
         """Nothing that runs from now on may use their memory before the copy is done."""
         self._wait(parked)
         parked.leaving.clear()
 
-    def fetch(self, parked: Parked) -> None:
+    def fetch(self, parked: OffloadedTensors) -> None:
         parked.coming = [torch.empty_like(tensor, device=self.device, pin_memory=False) for tensor in parked.host]
         parked.done = self._copy(parked.coming, parked.host)
 
-    def back(self, rest: list[Tensor], parked: Parked) -> list[Tensor]:
+    def back(self, rest: list[Tensor], parked: OffloadedTensors) -> list[Tensor]:
         """The whole saved list again."""
         self._wait(parked)
         found = list(rest)
@@ -84,7 +84,7 @@ class Host:
             done: torch.cuda.Event = self.stream.record_event()
         return done
 
-    def _wait(self, parked: Parked) -> None:
+    def _wait(self, parked: OffloadedTensors) -> None:
         if parked.done is not None:
             torch.cuda.current_stream(self.device).wait_event(parked.done)
             parked.done = None
