@@ -170,13 +170,17 @@ def main() -> int:
     changes = [(name, other) for name in names for other in changed(every[name])]
     asked = args.request or ["gpt2, tight", "t5-large, tight", "8b, 40 GiB", "8b, A100"]
     plans = _every_plan(asked, [None, *changes], args.processes)
+    for request in asked:
+        print(f"{request}: {plans[request, 0] or 'no plan'} (step s, gap, CPU s)")
     rows = [_row(plans, asked, change, every) for change in changes]
     OUT.mkdir(exist_ok=True)
     (OUT / "ablation.json").write_text(json.dumps(rows, indent=1))
     for row in rows:
         print(f"{row['constant']:44} {row['from']} -> {row['to']}: ", end="")
         print(
-            "no plan" if row["slower"] is None else f"{row['slower']:+.2%} gap {row['gap']:+.2%} {row['cpu']:+.0%} CPU"
+            f"no plan for {row['lost']}"
+            if row["slower"] is None
+            else f"{row['slower']:+.2%} gap {row['gap']:+.2%} {row['cpu']:+.0%} CPU"
         )
     return 0
 
@@ -189,11 +193,13 @@ Made = tuple[float, float, float] | None
 def _row(plans: dict[tuple[str, int], Made], asked: list[str], change: tuple[str, Any], every: dict[str, Any]) -> Row:
     constant, other = change
     row: Row = {"constant": constant, "from": _said(every[constant]), "to": _said(other, every[constant])}
-    before = [plans[request, 0] for request in asked]
-    after = [plans[request, id(change)] for request in asked]
-    pairs = [(old, new) for old, new in zip(before, after, strict=True) if old and new]
-    if len(pairs) < len(asked):
-        return {**row, "slower": None, "gap": None, "cpu": None}
+    before = {request: plans[request, 0] for request in asked}
+    after = {request: plans[request, id(change)] for request in asked}
+    row["plans"] = after
+    pairs = [(old, new) for request, old in before.items() if old and (new := after[request])]
+    lost = [request for request, old in before.items() if old and not after[request]]
+    if lost or not pairs:
+        return {**row, "lost": lost, "slower": None, "gap": None, "cpu": None}
     worst = max(pairs, key=lambda pair: abs(pair[1][0] / pair[0][0] - 1))
     gap = max((new[1] - old[1] for old, new in pairs), key=abs)
     cpu = sum(new[2] for _, new in pairs) / sum(old[2] for old, _ in pairs) - 1
@@ -234,6 +240,8 @@ def _child(planned: Callable[[], Made], change: Change, begin: int) -> None:
         if change:
             _set(*change)
         os.write(begin, json.dumps(planned()).encode())
+    except Exception as error:
+        print(f"{change}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     finally:
         os._exit(0)
 
