@@ -176,12 +176,10 @@ def main() -> int:
     OUT.mkdir(exist_ok=True)
     (OUT / "ablation.json").write_text(json.dumps(rows, indent=1))
     for row in rows:
-        print(f"{row['constant']:44} {row['from']} -> {row['to']}: ", end="")
-        print(
-            f"no plan for {row['lost']}"
-            if row["slower"] is None
-            else f"{row['slower']:+.2%} gap {row['gap']:+.2%} {row['cpu']:+.0%} CPU"
-        )
+        found = f"no plan for {row['lost']}"
+        if row["slower"] is not None:
+            found = f"{row['slower']:+.2%} gap {row['gap']:+.2%} {row['cpu']:+.0%} CPU"
+        print(f"{row['constant']:44} {row['from']} -> {row['to']}: {found}")
     return 0
 
 
