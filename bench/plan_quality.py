@@ -1,20 +1,28 @@
 """Whether a user who knows better can do better: plans against the same request with pins, all by one price list.
 
     python bench/plan_quality.py [--request NAME ...] [--simpler-within 0] [--effort default] [--most-pins N]
+                                 [--against 93178bc]
 
 For each request the plan without pins, then one for each pin. A pinned plan that is faster is a fault of the search: by
-more than 0.1 % with `--simpler-within 0`, by more than 0.6 % otherwise. Also a larger budget must not be slower. Writes
-out/plan_quality.json.
+more than 0.1 % with `--simpler-within 0`, by more than 0.6 % otherwise. Also a larger budget must not be slower. With
+`--against` the plan that another commit makes is priced by today's prices (`bench/old_prices.py`): ours may be at most
+0.5 % slower. Writes out/plan_quality.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from old_prices import Row, priced
+from planning import checkout
 
 from meshwright.capture import capture
 from meshwright.capture.program import Program
@@ -32,7 +40,7 @@ PINS = (
     "microbatch=2", "microbatch=8", "recompute=full", "recompute=flat", "tp=2 sp=on", "zero=3 microbatch=2",
     "pp=2 schedule=1f1b", "pp=4 tp=2",
 )  # fmt: skip
-SAME, NEAR, ROUNDING = 1e-3, 6e-3, 1e-9
+SAME, NEAR, OLDER, ROUNDING = 1e-3, 6e-3, 5e-3, 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +78,19 @@ def main() -> int:
     parser.add_argument("--simpler-within", type=float, default=SIMPLER_WITHIN)
     parser.add_argument("--effort", default="default")
     parser.add_argument("--most-pins", type=int, default=len(PINS), help="only the first so many")
+    parser.add_argument("--against", metavar="COMMIT", help="also plans of this commit, or of a folder")
     args = parser.parse_args()
     rows = []
-    for name in args.request or REQUESTS:
-        rows.append(judge(name, REQUESTS[name], args))
-        print(json.dumps(rows[-1]), flush=True)
+    with checkout(args.against) as other:
+        for name in args.request or REQUESTS:
+            rows.append(judge(name, REQUESTS[name], args, other))
+            print(json.dumps(rows[-1]), flush=True)
     OUT.mkdir(exist_ok=True)
     (OUT / "plan_quality.json").write_text(json.dumps(rows, indent=1))
     return 0 if all(row["holds"] for row in rows) else 1
 
 
-def judge(name: str, request: Request, args: argparse.Namespace) -> dict[str, object]:
+def judge(name: str, request: Request, args: argparse.Namespace, other: Path | None) -> dict[str, object]:
     program = capture(*parse_reference(request.model).meta(request.batch), precision=request.precision)
     begin_s = time.process_time()
     plan = planned(program, request, (), args, parse_bytes(request.memory))
@@ -96,15 +106,33 @@ def judge(name: str, request: Request, args: argparse.Namespace) -> dict[str, ob
             faster[text] = 1 - rival.predicted.step_s / plan.predicted.step_s
     roomier = planned(program, request, (), args, int(1.2 * limit))
     slower = roomier.predicted.step_s / plan.predicted.step_s - 1 if roomier else 0.0
+    older = older_plan(request, other) if other else None
+    older_s = older.new_step_s if older and older.fits else None
+    behind = plan.predicted.step_s / older_s - 1 if older_s else 0.0
     return {
         "request": name,
+        "older": {"step_s": older_s, "slower_than_it_by": behind, "why": older.why} if older else None,
         "step_s": plan.predicted.step_s,
         "gap": plan.predicted.gap,
         "cpu_s": round(cpu_s, 2),
         "faster": faster,
         "more_memory_slower_by": max(0.0, slower),
-        "holds": max(faster.values(), default=0.0) <= allowed and slower <= allowed,
+        "holds": max(faster.values(), default=0.0) <= allowed and slower <= allowed and behind <= OLDER,
     }
+
+
+def older_plan(request: Request, place: Path) -> Row:
+    """The plan that the code at `place` makes, by today's prices."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "plan.json"
+        command = [sys.executable, "-m", "meshwright", "plan", request.model, "--global-batch", str(request.batch)]
+        command += ["--cluster", request.cluster, "--precision", request.precision, "-o", str(file)]
+        command += ["--memory", request.memory] if request.memory else []
+        run = subprocess.run(
+            command, cwd=folder, env=os.environ | {"PYTHONPATH": f"{place}:{os.environ.get('PYTHONPATH', '')}"},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return priced(file) if file.exists() else Row("plan", why=run.stderr.strip()[-200:])
 
 
 def planned(

@@ -73,7 +73,7 @@ class Run:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", action="append", choices=list(CASES), help="only these")
-    parser.add_argument("--against", metavar="COMMIT", help="run each case from this commit too")
+    parser.add_argument("--against", metavar="COMMIT", help="run each case from this commit too, or from this folder")
     parser.add_argument("--limits", action="store_true", help="exit with 1 where a case is over its limits")
     args = parser.parse_args()
     rows = []
@@ -88,8 +88,8 @@ def main() -> int:
 
 @contextlib.contextmanager
 def checkout(commit: str | None) -> Iterator[Path | None]:
-    if commit is None:
-        yield None
+    if commit is None or Path(commit).is_dir():
+        yield Path(commit).resolve() if commit else None
         return
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "other"
