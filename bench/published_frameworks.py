@@ -140,6 +140,8 @@ SETS = {
     "mist": MIST,
     "dgxc": NEMO,
     "nemo": NEMO,
+    "bridge": NEMO,
+    "megascale": MEGATRON,
     "mcore": MEGATRON_CORE,
     "llama3": LLAMA_3,
     "alpa": ALPA,

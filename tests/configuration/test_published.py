@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
+import published
 from gpu_names import device_name
-from published import score_tables, show_sets
+from published import read_rows, score_tables, show_sets
+from published_rows import case_of
 
 ROW = {
     "set": "mine", "row_id": "0", "family": "llama", "layers": "4", "hidden": "1024", "heads": "16", "kv_heads": "8",
@@ -184,3 +186,12 @@ def test_hosts_of_several_types_are_priced(tmp_path: Path) -> None:
     (_, slow), (_, fast) = found["steps"]
     assert slow > 2 * fast  # one host behind 0.115 GB/s
     assert [text.partition(":")[0] for text in found["not_modelled"]] == ["row 2", "row 3", "row 4"]
+
+
+def test_runs_that_nothing_was_fitted_on_are_modelled_and_near_where_they_are_said_to_be() -> None:
+    rows = read_rows(Path(published.__file__).parent / "outside_runs.csv")
+    assert all(row["source_short"] for row in rows)
+    assert all(not case_of(row).refused for row in rows)
+    few = [row for row in rows if row["set"] == "megascale" and int(row["num_gpus"]) <= 1024]
+    assert len(few) == 4
+    assert max(abs(published.priced(row).error or 0.0) for row in few) < 0.03
