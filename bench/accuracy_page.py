@@ -4,9 +4,11 @@ python bench/kernels.py gemm.csv attention.csv moe.csv collectives.csv --json ke
 python bench/fit_kernels.py DIR --holdout > kernels.txt
 python bench/fit_collectives.py collectives.csv --holdout > collectives.txt
 python bench/published.py steps_visible.csv steps2_visible.csv --json published.json
+python bench/published.py bench/outside_runs.csv --json outside.json
 python bench/published_halves.py steps_visible.csv steps2_visible.csv --json halves.json
 python bench/mist_plans.py mist_chosen_plans.csv steps2_visible.csv --json mist.json
-python bench/accuracy_page.py kernels.json kernels.txt collectives.txt published.json halves.json --mist mist.json
+python bench/accuracy_page.py kernels.json kernels.txt collectives.txt published.json halves.json \\
+    --outside outside.json --mist mist.json
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import json
 import re
 from pathlib import Path
 
-from accuracy_steps import mist_part, scatter_svg, steps_part
+from accuracy_steps import mist_part, outside_part, scatter_svg, steps_part
 
 HEAD = """\
 # Accuracy
@@ -102,6 +104,7 @@ def main() -> int:
     parser.add_argument("published", type=Path, help="JSON of bench/published.py")
     parser.add_argument("halves", type=Path, help="JSON of bench/published_halves.py")
     parser.add_argument("--mist", type=Path, help="JSON of bench/mist_plans.py")
+    parser.add_argument("--outside", type=Path, help="JSON of bench/published.py for bench/outside_runs.csv")
     parser.add_argument("--images", type=Path, default=Path("docs/accuracy"), help="folder for the plots")
     args = parser.parse_args()
     published = json.loads(args.published.read_text(encoding="utf-8"))
@@ -119,6 +122,8 @@ def main() -> int:
     print(HEAD)
     halves = json.loads(args.halves.read_text(encoding="utf-8"))
     print(steps_part(published, halves, args.images.name))
+    if args.outside:
+        print(outside_part(json.loads(args.outside.read_text(encoding="utf-8"))))
     if args.mist:
         print(mist_part(json.loads(args.mist.read_text(encoding="utf-8"))))
     print(KERNELS)

@@ -25,20 +25,21 @@ FITTED = """
 describe these runs, not how near a run is that nobody has seen. `other half` fits the frameworks' figures on other
 rows than it scores; devices, network and habits stay fitted on all. No row has a figure of its own.
 
-- *Frameworks* (`bench/published_frameworks.py`), on all visible rows of their sets: how much longer kernels take
-  than the device's tables for Megatron-LM (0.93), torchtitan (1.09), Composer (1.06) and DeepSpeed (1.4, on GH200
-  alone); host seconds of an op for nanotron (80 us) and DeepSpeed (65 us); the share of these that hosts of nanotron's
+- *Frameworks* (`bench/published_frameworks.py`), on all visible rows of their sets: how much longer kernels take than
+  the device's tables for Megatron-LM (0.93), torchtitan (1.09), Composer (1.06) and DeepSpeed (1.4, on GH200 alone);
+  host seconds of an op for nanotron (80 us) and DeepSpeed (65 us); the share of these that hosts of nanotron's
   pipelines lose besides (0.45). Our own plans have none of them.
 - *Devices*: what products keep of their speed in long steps, for B200 (0.64, on the SimuMax rows) and H100 of 96 GB
-  (0.7, on torchtitan's). Both also take up whatever else those two sets have in common. L4's attention and its rate
-  at a locked clock come from single ops that Mist measured, not from steps. What products reach on a Titan RTX (0.8)
-  and an RTX 2080 Ti (0.93), and the all-reduces inside hosts of these and of RTX 3090
+  (0.7, on torchtitan's). Both also take up whatever else those two sets have in common: NVIDIA's steps in float8 on
+  B200 have nothing of it (below), and are priced without, so that it is no clock of the device alone. L4's attention
+  and its rate at a locked clock come from single ops that Mist measured, not from steps. What products reach on a
+  Titan RTX (0.8) and an RTX 2080 Ti (0.93), and the all-reduces inside hosts of these and of RTX 3090
   (`bench/fit_collectives.py --layers`), come from Sailor's times of single layers.
 - *Network*: 0.55 of the nominal bandwidth between two hosts, falling with their number to the power 0.25. It lies
   between the best and the mean of the HF playbook's collectives and was chosen by the steps of the HF sweep. That
-  sweep itself is priced with the means of the playbook's collectives and no step: 0.6 of the bandwidth for all-reduces,
-  0.8 for others, 35 us for each rank that a ring passes and a jitter of 6e-14 s for each byte and rank (18 points of 2
-  to 64 hosts, off by 13 % on average). Presets do not have it: it is a shared cluster's.
+  sweep itself is priced with the means of the playbook's collectives and no step: 0.6 of the bandwidth for
+  all-reduces, 0.8 for others, 35 us for each rank that a ring passes and a jitter of 6e-14 s for each byte and rank
+  (18 points of 2 to 64 hosts, off by 13 % on average). Presets do not have it: it is a shared cluster's.
 - *Memory*: which launches stand in a device's queue (1,024; three for a collective) and which pipelines run ahead, on
   the HF sweep; nothing on other sets.
 - *Habits* of a framework (what it overlaps, which stage has how many layers, FlashAttention-2 or 3, in which dtype
@@ -49,12 +50,13 @@ rows than it scores; devices, network and habits stay fitted on all. No row has 
   NCCL_BUFFSIZE, of which we have not read how sends use it, chosen with the rows of `sailor_mit` and GH200 in view.
   That Mist keeps, adds and reduces gradients in half precision was read in its code.
 - ZeRO-3 by DeepSpeed, in the rows of Narayanan et al., is taken to gather three times with no gather begun early.
-  With both, 175B on 384 A100 takes longer under ZeRO-3 than under tensor and pipeline parallelism, as published;
-  both were chosen with that comparison in view. Where gathers overlap with compute, as our own plans have them, ZeRO-3
-  is still predicted faster there (60 s against 82 s), and no published run says whether it would be.
-- *Contention*: compute takes 0.49 s longer for each second of a collective that overlaps with it over NVLink, and 0.07
-  s over other links. Both are medians of what Mist measured on A100 and V100 (`meshwright/cluster/contention.py`),
-  fitted to no step; other devices are taken to be alike. Our planner's own clock has it too.
+  With both, 175B on 384 A100 takes longer under ZeRO-3 than under tensor and pipeline parallelism, as published; both
+  were chosen with that comparison in view. Where gathers overlap with compute, as our own plans have them, ZeRO-3 is
+  still predicted faster there (60 s against 82 s), and no published run says whether it would be.
+- *Contention*: compute takes 0.49 s longer for each second of a collective that overlaps with it over NVLink, and
+  0.07 s over other links. Both are medians of what Mist measured on A100 and V100
+  (`meshwright/cluster/contention.py`), fitted to no step; other devices are taken to be alike. Our planner's own
+  clock has it too.
 """
 
 MISSES = """
@@ -66,36 +68,53 @@ MISSES = """
 - HF sweep, regret: 0 in five of seven groups. 95 % on 64 GPUs is one row (data parallel alone, two samples at a time)
   that took twice its neighbours' time; the same on 8 and 128 GPUs is priced within 3 %. On 512 GPUs no row has an MFU
   above 0.042: most steps are several times longer than on 256, with stalls of about 1.1 s for each micro-batch of
-  pipelines, whatever their stages and ranks; the second row takes two thirds longer than the fastest. Some smaller jobs
-  stall too. No configuration foretells a bad host.
+  pipelines, whatever their stages and ranks; the second row takes two thirds longer than the fastest. Some smaller
+  jobs stall too. No configuration foretells a bad host.
 - HF sweep, rank correlation: 0.94 to 0.99, but 0.905 on 256 GPUs, where reductions that nothing hides follow a slow
   host; 8 stages are predicted up to 25 % too slow (51 % on one host), and tensor parallelism over 16 and 32 ranks too
   fast where micro-batches are small: its collectives of 17 MB take 0.9 and 2.1 ms, about 60 us for each rank, where
   those of 256 MB show 35.
+  With 32 and 64 samples at a time (0.5 to 1 GB) tensor parallelism over 16 ranks is 6 to 12 % too slow where its pair
+  of hosts is the only one, and up to 46 % too fast on 4 and 8 hosts (13 rows): pairs share no link, but all wait for
+  the slowest of them. Without these, rows of 32 and more samples have no bias.
 - HF sweep, memory: what is predicted is what PyTorch's allocator has reserved on rank 0. Operands of collectives that
   wait are most of it at the peak: of the whole warm-up where another stage has as many layers as the first (8 stages:
-  46 to 50 of them measured, 48 priced); of the queue in one stage; elsewhere of the host's lead, which grows with each
-  micro-batch until the queue is full (two stages with 2 micro-batches: 13 to 15 measured, 14 to 25 priced; with 4 and
-  more 44 to 55, 43 to 50 priced; the rule was found in these rows). Six runs of one stage on 32 to 128 GPUs have none
-  of them (27 GB where 41 to 78 are predicted, 1.1 points of the 8.0 %): the same program holds 52 GB on 16 GPUs and 27
-  GB on 32, where its step takes half as long again as predicted. Nor have pipelines on 512 GPUs, which stall. That
-  groups of tensor parallelism over more than two hosts do not run ahead was taken from the rows.
-- Llama 3's rows do not say how stages are interleaved; its paper does, layer by layer, and they are priced so (without
-  it half of a step with as many micro-batches as stages was a bubble). No such row is in these tables.
+  46 to 50 of them measured, 48 priced); of the queue in one stage; elsewhere of the host's lead, which grows with
+  each micro-batch until the queue is full (two stages with 2 micro-batches: 13 to 15 measured, 14 to 25 priced; with
+  4 and more 44 to 55, 43 to 50 priced; the rule was found in these rows). Six runs of one stage on 32 to 128 GPUs
+  have none of them (27 GB where 41 to 78 are predicted, 1.1 points of the 8.0 %): the same program holds 52 GB on 16
+  GPUs and 27 GB on 32, where its step takes half as long again as predicted. Nor have pipelines on 512 GPUs, which
+  stall. That groups of tensor parallelism over more than two hosts do not run ahead was taken from the rows.
+- Llama 3's rows do not say how stages are interleaved; its paper does, layer by layer, and they are priced so
+  (without it half of a step with as many micro-batches as stages was a bubble). No such row is in these tables. At
+  the layouts of its Table 4 the 8K stages on 8,192 and 16,384 GPUs were predicted 24 and 19 % too fast, and are now
+  13 and 8 %: of what overlaps the paper names FSDP's gathers and reductions and the sends between stages, so tensor
+  parallelism's collectives are no longer hidden as in Megatron-Core. This was chosen with those two figures in view.
+  What is left has no figure of its own in public: masks of documents make micro-batches unlike each other, and
+  attention was not yet FlashAttention-3 (priced so, 10 and 5 %). Gradients are added up over micro-batches, whatever
+  a row calls the stage of ZeRO; reduced with each, steps would be 2.7 and 3.3 times as long as published. 131,072
+  tokens on 16,384 GPUs are predicted 28 % too slow, against a step that was derived from half of attention's
+  products, where the mask leaves fewer.
 - Routed experts with tensor and sequence parallelism: ranks exchange their own rows and gather what arrived, as
-  Megatron-Core's dispatcher does; before, every rank sent all rows. float8 is for experts too. No row here has either.
-- torchtitan, long sequences with context parallelism: attention takes 1.3 to 1.5 times as long as priced. Its
-  memory is what the allocator has reserved on the last stage's first rank: the loss of 2024's rows is PyTorch's own in
+  Megatron-Core's dispatcher does; before, every rank sent all rows. float8 is for experts too. No row here has
+  either.
+- torchtitan, long sequences with context parallelism: attention takes 1.3 to 1.5 times as long as priced. Its memory
+  is what the allocator has reserved on the last stage's first rank: the loss of 2024's rows is PyTorch's own in
   float32 (three copies of the logits, four over tensor-parallel ranks), stages keep the logits of all micro-batches,
-  FSDP's streams have pools of their own. The causes were found with these rows in view; none has a fitted figure. Three
-  rows of one shape differ by 9 % as published.
+  FSDP's streams have pools of their own. The causes were found with these rows in view; none has a fitted figure.
+  Three rows of one shape differ by 9 % as published.
+- torchtitan, float8 with a scale for each row: 18 and 27 % too fast. As published it is no faster than bfloat16 (70B)
+  or 18 % slower (8B). Beyond one scale for a tensor it takes 5.0 and 0.65 s more than priced, in both about seven
+  passes over all inputs and results of the products. Its quantisation along both axes is two or three; no source
+  tells of the rest, and nothing was changed.
 - SimuMax's DeepSeek-V2 rows are 10 to 19 % too fast, and Composer's long sequences up to 30 %; the causes were not
   looked for. Routing of tokens has kernels that are not priced, and Composer's attention has ALiBi.
-- Mist on L4: its device has 58 processors where the RTX PRO 6000, whose table it is priced by, has 188, and reaches its
-  rate with as many fewer rows. Single products of 2,048 to 16,384 rows that Mist measured were priced 4 to 16 % too
-  slow, and are off by -1 to 9 % since rows are counted per processor; of three rows of one model the fastest is chosen
-  since then, and not the second. Steps of Megatron-LM there went from -3.6 to -5.9 % on average: its factor of 0.93 is
-  that of A100 and B200. RTX 3090 (82 processors) is priced so too; nothing was measured on others that have fewer.
+- Mist on L4: its device has 58 processors where the RTX PRO 6000, whose table it is priced by, has 188, and reaches
+  its rate with as many fewer rows. Single products of 2,048 to 16,384 rows that Mist measured were priced 4 to 16 %
+  too slow, and are off by -1 to 9 % since rows are counted per processor; of three rows of one model the fastest is
+  chosen since then, and not the second. Steps of Megatron-LM there went from -3.6 to -5.9 % on average: its factor of
+  0.93 is that of A100 and B200. RTX 3090 (82 processors) is priced so too; nothing was measured on others that have
+  fewer.
 - Mist's plan 20: our planner chooses the same stages and micro-batches, and another order. It prices every op of our
   eager `llama`, the several of its rotary embedding among them; layers described by hand have fewer. By these Mist's
   plan is 8.4 s and was 2 % faster than ours. Priced op by op, under pins, it is 8.9 s and ours 3 % faster. Plan 1 is
@@ -108,15 +127,42 @@ MISSES = """
   was chosen (22 %). They now have the 0.55 of other networks, taken with that choice and those
   reports in view.
 - Sailor's memory is what `nvidia-smi` reports after a step (`pipe_engine.py`), the largest over ranks, of runs other
-  than those that were timed. Two rows of `sailor_mit` on hosts of 2 report 4.1 and 5.9 GB, where what backward reads of
-  softmax is at least 3.5 and 6.4 GB, and weights with AdamW's states are 1.6 and 3.3 GB; Sailor's own simulator says
-  16 and 20 GB. That program can not have been the one that was timed: states and about 2.5 GB are all there is room
-  for. Without the two, memory is off by 11 %.
-- `sailor_mit`, the row with a stage on each of four hosts: it took 21 % longer than predicted. The order of messages is
-  that of the code, and prices the rows of two stages within 6 %; the links are as measured. The cause was not found.
-  All-reduces among 8 RTX 3090, fitted to 8 to 512 MB, are 10 % too slow at 16 MB: their time grows faster than the
-  bytes there, which no table of ours allows. Both together make 69.0 and 69.8 s of 83.8 and 66.1, and the wrong row of
-  three is chosen.
+  than those that were timed. Two rows of `sailor_mit` on hosts of 2 report 4.1 and 5.9 GB, where what backward reads
+  of softmax is at least 3.5 and 6.4 GB, and weights with AdamW's states are 1.6 and 3.3 GB; Sailor's own simulator
+  says 16 and 20 GB. That program can not have been the one that was timed: states and about 2.5 GB are all there is
+  room for. Without the two, memory is off by 11 %.
+- `sailor_mit`, the row with a stage on each of four hosts: it took 21 % longer than predicted. The order of messages
+  is that of the code, and prices the rows of two stages within 6 %; the links are as measured. The cause was not
+  found. All-reduces among 8 RTX 3090, fitted to 8 to 512 MB, are 10 % too slow at 16 MB: their time grows faster than
+  the bytes there, which no table of ours allows. Both together make 69.0 and 69.8 s of 83.8 and 66.1, and the wrong
+  row of three is chosen.
+"""
+
+
+OUTSIDE = """
+### Runs that nothing was fitted on
+
+`python bench/published.py bench/outside_runs.csv`: public runs of other sources, each named in its row, with their
+framework's habits. Nothing was fitted to them, but after their errors were seen one habit was looked up in the code
+(NeMo's gradients) and one figure was left out (what B200 loses in long steps, in float8).
+"""
+
+OUTSIDE_WORDS = """
+- *megascale*: Megatron-LM on 256 to 12,288 A100, the baseline of MegaScale's Table 2; within 1.5 % up to 3,072 GPUs.
+  Attention (fused, recomputed) and ZeRO-1 are assumed. 6,144 to 12,288 are 12, 11 and 26 % too slow: reductions over
+  96 to 192 hosts are priced at a fraction of the bandwidth that falls with the hosts. Falling by the power 0.1, all
+  eight are within 4.5 %; with the hosts counted up to the 64 that it was fitted on, 15 %. Rings through whole hosts
+  say the contrary: ZeRO-3 on 1,536 A100 (Narayanan et al., Table 2) is 15 % too fast as it is, and would be 44 and 29
+  %. One rank of each host, as here, waits for fewer others than eight; a price by ranks was not tried. It was left.
+- *nemo_h100*, *bridge_h100*: NVIDIA's recipes in float8, 5B to 405B on 8 to 1,024 H100. They were off by 8.2 and 5.7
+  %; their code keeps, adds and reduces gradients in bfloat16 (`set_precision_configs`, `set_llama3_common_configs`),
+  which was found after that. What is left has no common sign: 5B with 4 samples at a time 15 % too fast, 22B 11.
+- *bridge_b200*: 44 % too slow with the 0.64 that SimuMax's steps in bfloat16 have, hence without it in float8.
+- *bridge_gb200*, *bridge_gb300*: 405B is 25 and 20 % too slow, 8B and 70B 4 to 17. Their products are priced as
+  vLLM's, whose scales are found row by row; on H100 that makes no such difference. The cause was not found.
+- *bridge_h100_moe*: Qwen3 30B with 8 ranks of experts. The run that drops tokens is 14 % too fast, the one that drops
+  none 57 %: its step is twice the other's for the same products, on what its exchange of tokens adds (kernels and
+  hosts that wait for counts), which we do not price.
 """
 
 
@@ -149,22 +195,12 @@ def mist_part(found: dict[str, Any]) -> str:
     return MIST + "\n" + "\n".join(lines) + "\n"
 
 
+TITLES = ("set", "rows", "error", "bias", "> 0.1", "other half", "rank", "oom", "regret", "worst", "memory")
+
+
 def steps_part(found: dict[str, Any], halves: dict[str, Any], images: str) -> str:
     """Of the JSON of bench/published.py and bench/published_halves.py; images: the folder of the plots."""
-    titles = (
-        "set",
-        "rows",
-        "error",
-        "bias",
-        "> 0.1",
-        "other half",
-        "rank",
-        "oom",
-        "regret",
-        "worst",
-        "memory",
-        "not modelled",
-    )
+    titles = (*TITLES, "not modelled")
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for name, one in found["sets"].items():
         keys = ("oom_agreement", "median_regret", "worst_regret", "memory_error")
@@ -180,6 +216,14 @@ def steps_part(found: dict[str, Any], halves: dict[str, Any], images: str) -> st
         lines.append("| " + " | ".join(columns) + " |")
     plots = f"\n![Predicted against published steps]({images}/steps.svg)\n![The same of memory]({images}/memory.svg)\n"
     return HEAD + "\n" + "\n".join(lines) + "\n" + plots + FITTED + MISSES
+
+
+def outside_part(found: dict[str, Any]) -> str:
+    """Of the JSON of bench/published.py for bench/outside_runs.csv."""
+    lines = ["| set | rows | error | bias |", "|---|---|---|---|"]
+    for name, one in found["sets"].items():
+        lines.append(f"| {name} | {one['rows']} | {_percent(one['mean_abs_error'])} | {_percent(one['bias'])} |")
+    return OUTSIDE + "\n" + "\n".join(lines) + "\n" + OUTSIDE_WORDS
 
 
 def _percent(value: float | None) -> str:

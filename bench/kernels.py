@@ -23,6 +23,7 @@ import argparse
 import csv
 import json
 import math
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -31,7 +32,12 @@ from functools import lru_cache
 from pathlib import Path
 from statistics import fmean, median
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+import gpu_names
+
 from meshwright.cluster import collective_s
+from meshwright.cluster.cost import KINDS
 from meshwright.cluster.device_profile import DeviceProfile
 from meshwright.cluster.device_table import GPUS
 from meshwright.cluster.hosts import ALIASES, HOSTS
@@ -107,11 +113,10 @@ def measured(row: Row) -> float:
 
 
 def device(row: Row) -> str:
-    known = {name.lower(): name for name in GPUS} | ALIASES
-    name = known.get("-".join(row["gpu"].lower().split()))
+    name = gpu_names.device_name(row["gpu"])
     if name is None:
         raise Unpriced(f"gpu is {row['gpu']!r}, expected one of {', '.join(GPUS)}")
-    return name
+    return ALIASES[name]
 
 
 def dtype(row: Row, column: str = "dtype") -> str:
@@ -139,12 +144,14 @@ def inside(name: str, size: int) -> Axis:
 
 def collectives(row: Row) -> Scored:
     name, size, n_bytes = device(row), whole(row, "num_gpus", 2), whole(row, "bytes")
+    op = re.sub("[^a-z]", "", row["op"].lower())
+    op = next((kind for kind in KINDS if kind.replace("_", "") == op), row["op"])
     try:
-        seconds = collective_s(row["op"], n_bytes, inside(name, size))
+        seconds = collective_s(op, n_bytes, inside(name, size))
     except MeshwrightError as error:
         raise Unpriced(str(error.given)) from None
     large = ("from 1 MiB on",) if n_bytes >= 1 << 20 else ()
-    return Scored(name, row["op"], row.get("dtype") or "half", seconds, measured(row), ("all sizes", *large))
+    return Scored(name, op, row.get("dtype") or "half", seconds, measured(row), ("all sizes", *large))
 
 
 def gemm(row: Row) -> Scored:

@@ -57,9 +57,22 @@ MEGATRON_2021 = Habits(
 MEGATRON = Habits(Framework("Megatron-LM", kernels=0.93), overlap=0.0, context="all_to_all")
 MEGATRON_2022 = replace(MEGATRON_2021, tp_overlap=1.0)
 MEGATRON_CORE = Habits(Framework("Megatron-Core"), overlap=0.9, tp_overlap=1.0, tp_pipelined=0.5)
-LLAMA_3 = replace(MEGATRON_CORE, framework=Framework("Llama 3"), context="all_gather", single_layers=True)
+NEMO = replace(MEGATRON_CORE, framework=Framework("NeMo"))
+"""NVIDIA's recipes on Megatron-Core. Those in float8 keep, add and reduce gradients in bfloat16 (NVIDIA/NeMo 02a0e6a5,
+`scripts/performance/helpers.py`, `set_precision_configs`), those in bfloat16 in float32 (`bf16_mixed`)."""
+LLAMA_3 = replace(
+    MEGATRON_CORE,
+    framework=Framework("Llama 3"),
+    context="all_gather",
+    single_layers=True,
+    once=True,
+    tp_overlap=0.0,
+    tp_pipelined=0.0,
+)
 """Dubey et al., 2024, section 3.3.2: interleaved stages, of which the first chunk has the embedding alone and the last
-the head, of 126 layers on 16 ranks; context parallelism gathers keys and values."""
+the head, of 126 layers on 16 ranks; context parallelism gathers keys and values. Gradients are added up in float32 over
+micro-batches, then reduced; parameters stay gathered. It says that FSDP's gathers and reductions and sends between
+stages overlap with compute, and names nothing of the kind for tensor parallelism."""
 NANOTRON = Habits(
     Framework("nanotron", op_host_s=8e-5, stall=0.45),
     attention="flash2",
@@ -125,7 +138,10 @@ SETS = {
     "simumax": MEGATRON,
     "mist_megatron": MEGATRON,
     "mist": MIST,
-    "dgxc": MEGATRON_CORE,
+    "dgxc": NEMO,
+    "nemo": NEMO,
+    "bridge": NEMO,
+    "megascale": MEGATRON,
     "mcore": MEGATRON_CORE,
     "llama3": LLAMA_3,
     "alpa": ALPA,
@@ -141,6 +157,8 @@ def habits_of(row: Row) -> Habits:
         found = replace(MEGATRON_2021, overlap=0.0, gathers=3)
     if name.startswith("sailor") and "GH200" not in row["gpu"]:
         found = replace(found, framework=replace(found.framework, kernels=1.0))
+    if found is NEMO and (row.get("precision") or "").lower().startswith(("fp8", "float8")):
+        found = replace(found, reduce="bfloat16", gradients="bfloat16")
     if name.startswith("torchtitan") and number_of(row, "pp") > 1:
         found = replace(found, once=True)
     if name.startswith("torchtitan") and ("_2024" in (row.get("source_short") or "") or "no_compile" in note):

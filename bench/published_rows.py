@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import gpu_names
 from published_frameworks import Habits, habits_of
 
 from meshwright.cluster import Cluster
@@ -22,6 +23,7 @@ Reached = tuple[float, float, float, float] | None
 NEEDED = ("layers", "hidden", "heads", "vocab", "seq", "gpu", "num_gpus", "global_batch")
 FIGURES = ("step_time_s", "peak_mem_GB", "mfu", "inter_node_GBps_per_gpu")
 """What a row may leave out, but not have wrong."""
+SIZES = ("num_gpus", "gpus_per_node", "tp", "pp", "dp", "cp", "ep", "vpp")
 PRECISIONS = {
     **dict.fromkeys(("bf16", "bfloat16", "mixed"), "mixed"),
     **dict.fromkeys(("fp16", "float16"), "fp16"),
@@ -72,6 +74,9 @@ def case_of(row: Row) -> Case:
     for name in FIGURES:
         if (row.get(name) or "") and not _is_positive(row[name]):
             raise NotModelledError(f"{name} is {row[name]!r}, not a positive number")
+    for name in SIZES:
+        if number(row, name) < 1:
+            raise NotModelledError(f"{name} is {row[name]!r}, not 1 or more")
     try:
         habits = habits_of(row)
         model = _model(row, habits)
@@ -134,8 +139,11 @@ def _model(row: Row, habits: Habits) -> Transformer:
 
 def _latent(text: str) -> LatentAttention | None:
     found = {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", text)}
-    if not found:
+    if not text:
         return None
+    missing = [name for name in ("kv_lora", "qk_nope", "qk_rope") if name not in found]
+    if missing:
+        raise NotModelledError(f"mla is {text!r}, without {', '.join(missing)}")
     return LatentAttention(
         found.get("q_lora", 0), found["kv_lora"], found["qk_nope"], found["qk_rope"], found.get("v", found["qk_nope"])
     )
@@ -298,13 +306,7 @@ def _at_clock(device: Device, mhz: float) -> Device:
 
 def device_name(gpu: str) -> str:
     """The short name of a device, as in `h100:8`."""
-    words = "-".join(gpu.lower().replace("_", "-").split()).replace("nvidia-", "")
-    words = {"rtx-2080": "2080ti"}.get(words, words)  # Sailor's have 11 GB, which the RTX 2080 Ti has
-    tried = (words, words.replace("-sxm4", "").replace("-sxm5", "").replace("-sxm2", "").replace("-sxm", ""))
-    known = ALIASES | {device.lower(): alias for alias, device in reversed(ALIASES.items())}
-    for text in (*tried, *(re.sub(r"-\d+gb$", "", one) for one in tried)):
-        if text in ALIASES:
-            return text
-        if text in known:
-            return known[text]
-    raise NotModelledError(f"unknown GPU {gpu}")
+    found = gpu_names.device_name(gpu)
+    if found is None:
+        raise NotModelledError(f"unknown GPU {gpu}")
+    return found

@@ -9,7 +9,7 @@ from meshwright.capture.program import Op
 from meshwright.cluster import Device
 from meshwright.configuration.block import ATTENTION, PRODUCTS, Block, Moved
 from meshwright.cost.op.compute import OpSeconds, whole_op_seconds
-from meshwright.cost.op.narrow import narrow_linear_s, under_load
+from meshwright.cost.op.narrow import narrow_linear_s, narrow_relief, under_load
 from meshwright.profile import saved
 from meshwright.profile.operands import packet
 
@@ -105,10 +105,10 @@ def _op_work(block: Block, place: int, device: Device) -> tuple[Work, OpSeconds]
     op = block.ops[place]
     found = whole_op_seconds(op, block.values, device)
     seconds = (found.forward_s, found.input_s, found.weight_s)
-    if place in block.narrow and packet(op.target) == "_grouped_mm":
-        seconds = _narrow_groups_s(block, op, device, seconds)
-    elif place in block.narrow:
-        seconds = _narrow_s(block, op, device)
+    if place in block.narrow:
+        grouped, relief = packet(op.target) == "_grouped_mm", narrow_relief(device)
+        narrow = _narrow_groups_s(block, op, device, seconds) if grouped else _narrow_s(block, op, device)
+        seconds = (relief * narrow[0], relief * narrow[1], relief * narrow[2])
     if block.older and packet(op.target) == ATTENTION and device.name.startswith(HOPPER):
         seconds = (FLASH_2[0] * found.forward_s, FLASH_2[1] * found.input_s, 0.0)
     return (Work(seconds) if packet(op.target) in PRODUCTS else Work(rest=seconds)), found

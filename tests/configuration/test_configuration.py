@@ -10,6 +10,7 @@ import torch
 
 import meshwright as mw
 from meshwright.cluster import load_cluster
+from meshwright.cluster.profile_load import device_of
 from meshwright.configuration import Configuration, Transformer, predict_configuration
 from meshwright.configuration.block import Block
 from meshwright.configuration.configuration import configured
@@ -17,6 +18,7 @@ from meshwright.configuration.framework import PLAIN, Framework
 from meshwright.configuration.layers import Layers
 from meshwright.configuration.step import Step
 from meshwright.configuration.transformer import transformer_of
+from meshwright.cost.op.narrow import narrow_relief
 from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
 
@@ -242,3 +244,15 @@ def test_half_precision_buffers_of_gradients_are_added_up_with_less_traffic() ->
     rate = cluster.devices[0].memory_bandwidth * cluster.devices[0].achievable_fraction("memory")
     lost = (given.microbatches - 1) / given.microbatches * saved / rate
     assert wide.backward_weight_s - narrow.backward_weight_s == pytest.approx(lost, rel=1e-3)
+
+
+def test_a_device_may_keep_another_part_of_its_speed_in_float8() -> None:
+    """B200's steps in bfloat16 lose a third of its products' speed, those in float8 nothing."""
+    b200 = device_of("B200-SXM")
+    assert narrow_relief(b200) == pytest.approx(0.64)
+    both_alike = tuple(one for one in b200.achievable if one.kind != "sustained_float8")
+    cluster = load_cluster("b200:1x8")
+    slower = replace(cluster, devices=(replace(b200, achievable=both_alike),))
+    pins = ["zero=1", "micro_batch=2", "precision=fp8"]
+    assert mw.price("llama3-8b", cluster, pins).step_s < 0.85 * mw.price("llama3-8b", slower, pins).step_s
+    assert narrow_relief(device_of("H100-SXM-96GB")) == narrow_relief(device_of("H100-SXM-80GB")) == 1.0

@@ -6,8 +6,13 @@ import csv
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
-from published import score_tables, show_sets
+import published
+from gpu_names import device_name
+from published import read_rows, score_tables, show_sets
+from published_rows import case_of
 
 ROW = {
     "set": "mine", "row_id": "0", "family": "llama", "layers": "4", "hidden": "1024", "heads": "16", "kv_heads": "8",
@@ -16,6 +21,7 @@ ROW = {
     "recompute": "none", "precision": "bf16", "attention": "flash", "step_time_s": "0.1", "peak_mem_GB": "5",
     "status": "ok", "mfu": "0.3",
 }  # fmt: skip
+NEMO = ("dgxc_x", "mcore_x")
 KEYS = (
     *("rows", "mean_abs_error", "bias", "rank_correlation", "oom_agreement", "median_regret", "worst_regret"),
     *("memory_error", "not_modelled"),
@@ -96,6 +102,52 @@ def test_stages_of_llama_3_are_interleaved_where_a_row_does_not_say(tmp_path: Pa
     assert plain > 1.2 * interleaved
 
 
+def test_gradients_of_llama_3_are_reduced_once_a_step_whatever_a_row_calls_it(tmp_path: Path) -> None:
+    """They are added up over micro-batches, and parameters stay gathered (its paper, section 3.3.2)."""
+    row = ROW | {"layers": "14", "num_gpus": "64", "tp": "8", "pp": "4", "dp": "2", "global_batch": "32"}
+    sets = _score(tmp_path, [row | {"set": "llama3_x", "zero": zero, "row_id": zero} for zero in "123"])
+    assert len({step for _, step in sets["llama3_x"]["steps"]}) == 1  # type: ignore[index]
+
+
+def test_recipes_of_nemo_in_float8_reduce_gradients_in_half_precision(tmp_path: Path) -> None:
+    row = ROW | {"set": "dgxc_x", "num_gpus": "64", "dp": "32", "global_batch": "64"}
+    sets = _score(tmp_path, [row | {"precision": kind, "set": name} for kind in ("bf16", "fp8") for name in NEMO])
+    (wide, narrow), (plain_wide, plain_narrow) = ([step for _, step in sets[name]["steps"]] for name in NEMO)  # type: ignore[index]
+    assert wide == plain_wide
+    assert narrow < plain_narrow
+
+
+def test_sizes_and_descriptions_that_can_not_be_are_reasons(tmp_path: Path) -> None:
+    changes = [{"gpus_per_node": "0"}, {"pp": "0"}, {"vpp": "-1"}, {"mla": "q_lora=1536"}, {"gpu": "A100-PCIe-40GB"}]
+    found = _score(tmp_path, [ROW | {"row_id": str(i)} | change for i, change in enumerate(changes)])["mine"]
+    assert isinstance(found, dict)
+    assert found["not_modelled"] == [
+        "row 0: gpus_per_node is '0', not 1 or more",
+        "row 1: pp is '0', not 1 or more",
+        "row 2: vpp is '-1', not 1 or more",
+        "row 3: mla is 'q_lora=1536', without kv_lora, qk_nope, qk_rope",
+        "row 4: unknown GPU A100-PCIe-40GB",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("h100_sxm", "h100"),
+        ("A100-PCIE-80GB", "a100-pcie"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("B200-180GB", "b200"),
+        ("RTX PRO 6000 Server Edition", "rtx-pro-6000"),
+        ("GH200-144GB", None),
+        ("H100-NVL", None),
+        ("", None),
+    ],
+)
+def test_a_gpu_has_many_names_and_one_size(name: str, device: str | None) -> None:
+    assert device_name(name) == device
+
+
 def test_a_table_without_the_columns_is_no_crash(tmp_path: Path) -> None:
     found = _score(tmp_path, [{"colour": "red"}, {"colour": "blue"}])
     only = found["table"]
@@ -134,3 +186,12 @@ def test_hosts_of_several_types_are_priced(tmp_path: Path) -> None:
     (_, slow), (_, fast) = found["steps"]
     assert slow > 2 * fast  # one host behind 0.115 GB/s
     assert [text.partition(":")[0] for text in found["not_modelled"]] == ["row 2", "row 3", "row 4"]
+
+
+def test_runs_that_nothing_was_fitted_on_are_modelled_and_near_where_they_are_said_to_be() -> None:
+    rows = read_rows(Path(published.__file__).parent / "outside_runs.csv")
+    assert all(row["source_short"] for row in rows)
+    assert all(not case_of(row).refused for row in rows)
+    few = [row for row in rows if row["set"] == "megascale" and int(row["num_gpus"]) <= 1024]
+    assert len(few) == 4
+    assert max(abs(published.priced(row).error or 0.0) for row in few) < 0.03
