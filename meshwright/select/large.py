@@ -1,11 +1,11 @@
-"""The engine for large cores: prices and bound first, then search over forests on one or two threads.
+"""Bound and search for large cores.
 
-1. `Ascent` runs for a share of the time; every choice it decodes is a candidate, and its prices tell what memory is
-worth. 2. If none was feasible, `_force` alternates sweeps at the current prices with higher prices for rows that
-are over. 3. Searchers, one per thread, go through cycles of growing length: `swing` from hot to cold finds a good
-region, `anneal` polishes
-   the best choice of the cycle (`kernels.search`). Cycles start from the best choice of all. 4. What searchers come to
-is fused with the best choice all the while (`fusion`).
+1. `Ascent` raises the lower bound for a share of the time, longer while the gap closes. Every choice it decodes is a
+   candidate. Its prices say what memory is worth.
+2. If no candidate was feasible, `_make_feasible` re-optimises forests and raises the prices of overfull rows.
+3. One searcher per thread goes through cycles of growing length. `perturb` finds a good region, `local_search`
+   improves the best choice of the cycle (`kernels.search`). Cycles start from the best choice of all.
+4. Elimination mixes the searchers' choices with the best one (`fusion`).
 
 Slices of equal work end before anything is compared, so two threads give the same result as one after the other.
 """
@@ -29,16 +29,19 @@ from meshwright.select.priced import row_units
 from meshwright.select.problem import Floats, Ints
 
 ASCENT_SHARE = 0.12  # of the budget
+LONGEST_ASCENT = 0.5  # of the budget, where the bound keeps rising
+ASCENT_SLICE = 0.04  # of the budget; the bound keeps rising where this closes a part of the gap:
+RISING = 0.05
 CYCLES = (0.15, 0.25, 0.6)  # shares of what is left
-SWING_SHARE = 0.7  # of a cycle; the rest polishes
-SWING_HEAT = 0.3  # noise per option at the start, in units of cost per node
-SWING_UP, SWING_DOWN = 1.1, 0.98  # factors of prices after a sweep
-POLISH_HEAT = 0.03
-POLISH_SLACK = 3e-5  # what a polishing move may lose at the start, of the cost
+PERTURB_SHARE = 0.7  # of a cycle; the rest is local search
+PERTURB_HEAT = 0.3  # noise per option at the start, in units of cost per node
+PRICE_UP, PRICE_DOWN = 1.1, 0.98  # factors of prices after a sweep
+LOCAL_HEAT = 0.03
+LOCAL_SLACK = 3e-5  # of the cost: what a move may lose at the start
 LARGEST_FOREST = 400
 FIRST_PRICE = 0.003  # of the cost per limit
 QUOTA = 20  # steps of a slice per option: more than its random numbers take
-DECAY = 0.999  # of prices per feasible polishing move
+DECAY = 0.999  # of prices per feasible move of the local search
 
 
 @dataclass(slots=True)
@@ -62,21 +65,25 @@ class Searcher:
         s.scalars[:] = rows.total_cost(self.arrays, s.x)
         s.unit[:] = FIRST_PRICE * abs(cost) / row_units(self.arrays.limits, self.arrays.bytes)
 
-    def swing(self, cost: float, cool: float) -> float:
-        """About `quota` steps of swinging; returns steps done."""
-        heat = SWING_HEAT * cool * abs(cost) / len(self.state.x)
-        return search.swing(self.arrays, self.forest, self.state, *self._luck(), self.quota, heat, SWING_UP, SWING_DOWN)
+    def perturb(self, cost: float, cool: float) -> float:
+        """About `quota` steps of `search.perturb`; returns steps done."""
+        heat = PERTURB_HEAT * cool * abs(cost) / len(self.state.x)
+        return search.perturb(
+            self.arrays, self.forest, self.state, *self._random_numbers(), self.quota, heat, PRICE_UP, PRICE_DOWN
+        )
 
-    def polish(self, cost: float, cool: float) -> float:
-        """About `quota` steps of annealing; returns steps done."""
+    def local_search(self, cost: float, cool: float) -> float:
+        """About `quota` steps of `search.local_search`; returns steps done."""
         s, a = self.state, self.arrays
-        heat, slack = POLISH_HEAT * cool**2 * abs(cost) / len(s.x), POLISH_SLACK * cool**2 * abs(cost)
-        steps = search.anneal(a, self.forest, s, *self._luck(), self.quota, LARGEST_FOREST, heat, slack, DECAY)
+        heat, slack = LOCAL_HEAT * cool**2 * abs(cost) / len(s.x), LOCAL_SLACK * cool**2 * abs(cost)
+        steps = search.local_search(
+            a, self.forest, s, *self._random_numbers(), self.quota, LARGEST_FOREST, heat, slack, DECAY
+        )
         s.scalars[0] = rows.total_cost(a, s.x)  # forget rounding
         rows.fill_usage(a, s.x, s.usage)
         return steps
 
-    def _luck(self) -> tuple[Floats, Floats]:
+    def _random_numbers(self) -> tuple[Floats, Floats]:
         """Random numbers for one slice: uniform ones, and exponential ones for noise."""
         options = len(self.arrays.costs)
         return self.rng.random(max(100_000, 20 * len(self.state.x))), self.rng.standard_exponential(2 * options + 2000)
@@ -93,12 +100,17 @@ def solve(best: Best, seed: int, done: list[str], listen: Callable[[], bool] | N
 
     ascent = Ascent(a)
     _climb(ascent, best, going, best.budget.fraction() + ASCENT_SHARE * (1 - best.budget.fraction()))
+    rising = True
+    while rising and going() and best.budget.fraction() < LONGEST_ASCENT:
+        bound = best.bound
+        _climb(ascent, best, going, best.budget.fraction() + ASCENT_SLICE)
+        rising = best.bound - bound > RISING * (best.cost - bound)
     done.append(f"{ascent.passes} passes of message passing, bound {ascent.bound + best.constant:.9g}")
     threads = 1 if listen is not None else 2
     searchers = [_searcher(a, ascent.x, seed, i) for i in range(threads)]
     price = ascent.best_price
     if not np.isfinite(best.cost):
-        price = _force(searchers[0], price, best, going)
+        price = _make_feasible(searchers[0], price, best, going)
     if np.isfinite(best.cost):
         steps = _search(searchers, price, best, ascent, going)
         done.append(f"large-neighbourhood search on {threads} threads, {steps:.3g} steps")
@@ -119,7 +131,7 @@ def _climb(ascent: Ascent, best: Best, going: Callable[[], bool], until: float) 
         best.raise_bound(ascent.bound, "bound")
 
 
-def _force(searcher: Searcher, price: np.ndarray, best: Best, going: Callable[[], bool]) -> np.ndarray:
+def _make_feasible(searcher: Searcher, price: np.ndarray, best: Best, going: Callable[[], bool]) -> np.ndarray:
     """Sweeps and raises prices until a choice is feasible; returns the prices that did it."""
     s, a = searcher.state, searcher.arrays
     noise = np.zeros(len(a.costs) + 1)
@@ -129,7 +141,7 @@ def _force(searcher: Searcher, price: np.ndarray, best: Best, going: Callable[[]
         for _ in range(3):
             steps, _ = search.sweep(a, searcher.forest, s, searcher.rng.random(4 * len(s.x) + 1000), noise, 0, 0.0)
             best.budget.charge(steps)
-        if search.press(a, s, 1.1, 0.995) == 0.0 and best.offer(s.x, "first feasible choice"):
+        if search.raise_prices(a, s, 1.1, 0.995) == 0.0 and best.offer(s.x, "first feasible choice"):
             break
     return s.price.copy()
 
@@ -137,8 +149,8 @@ def _force(searcher: Searcher, price: np.ndarray, best: Best, going: Callable[[]
 def _search(
     searchers: list[Searcher], price: np.ndarray, best: Best, ascent: Ascent, going: Callable[[], bool]
 ) -> float:
-    """Cycles of swinging and polishing until the budget is used up; returns steps done. Once a cycle has found nothing
-    better, half of the next is left to the bound.
+    """Cycles of perturbation and local search until the budget is used up; returns steps done. Once a cycle has found
+    nothing better, half of the next is left to the bound.
     """
     total = 0.0
     begin = best.budget.fraction()
@@ -150,15 +162,15 @@ def _search(
                 start = 0.5 * (start + end)
                 _climb(ascent, best, going, start)
             known = best.cost
-            middle = start + SWING_SHARE * (end - start)
+            middle = start + PERTURB_SHARE * (end - start)
             for one in searchers:
                 one.restart(best.choice, price, best.cost + best.constant)
-                one.state.scalars[1] = np.inf  # polish what this cycle finds, not what the last one did
-            total += _phase(pool, searchers, best, Searcher.swing, (start, middle), going)
+                one.state.scalars[1] = np.inf  # improve what this cycle finds, not what the last one did
+            total += _phase(pool, searchers, best, Searcher.perturb, (start, middle), going)
             for one in searchers:
                 found = np.isfinite(one.state.scalars[1])
                 one.restart(one.state.best if found else best.choice, None, best.cost + best.constant)
-            total += _phase(pool, searchers, best, Searcher.polish, (middle, end), going)
+            total += _phase(pool, searchers, best, Searcher.local_search, (middle, end), going)
     return total
 
 

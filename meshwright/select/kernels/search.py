@@ -1,12 +1,12 @@
 """Two searches over forests, with prices on the rows that get in the way.
 
-`swing` re-optimises forests that span most of the graph, with noise that cools down, whatever the rows say; prices
-go up where rows are overfull and down where there is room, so that it crosses the limits again and again and keeps
-the best choice that fits. It finds the right region fast.
+`perturb` re-optimises forests that span most of the graph, with noise that cools down, whatever the rows say. Prices
+rise where rows are overfull and fall where there is room. It crosses the limits again and again and keeps the best
+choice that fits, so it finds a good region fast.
 
-`anneal` goes from one feasible choice to the next by small forests. When a forest's result overfills rows, the
-worst row of every stretch of overfull rows gets a higher price and the forest is solved again; when it fits, prices
-decay, so that room that became free is used. It polishes.
+`local_search` anneals: it goes from one feasible choice to the next by small forests. When a forest's result
+overfills rows, the worst row of every stretch of overfull rows gets a higher price and the forest is solved again.
+When it fits, prices decay, so that room that became free is used.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def mark_change(a: Arrays, f: Forest, count: int, x: Ints, y: Ints, change: Floa
 
 
 @jit
-def apply_change(a: Arrays, s: State, low: int, high: int, raise_prices: bool) -> float:
+def apply_change(a: Arrays, s: State, low: int, high: int, reprice: bool) -> float:
     """Adds s.change to usage if every row fits (returns 0.0), else leaves usage alone and returns the worst excess
     relative to its limit; then, if asked, raises the price of the worst row of each stretch that is over.
     """
@@ -105,10 +105,10 @@ def apply_change(a: Arrays, s: State, low: int, high: int, raise_prices: bool) -
                 peak, where = over, r
             worst = max(worst, over)
         elif where >= 0:
-            if raise_prices:
+            if reprice:
                 s.price[where] = s.price[where] * 1.3 + s.unit[where]
             peak, where = 0.0, -1
-    if where >= 0 and raise_prices:
+    if where >= 0 and reprice:
         s.price[where] = s.price[where] * 1.3 + s.unit[where]
     if worst == 0.0:
         run = 0.0
@@ -119,10 +119,10 @@ def apply_change(a: Arrays, s: State, low: int, high: int, raise_prices: bool) -
 
 
 @jit
-def shift_usage(a: Arrays, f: Forest, s: State, count: int, x: Ints, y: Ints, raise_prices: bool) -> float:
+def shift_usage(a: Arrays, f: Forest, s: State, count: int, x: Ints, y: Ints, reprice: bool) -> float:
     """Takes usage from that of x to that of y, if that fits; returns the worst excess, 0.0 when it did."""
     low, high = mark_change(a, f, count, x, y, s.change)
-    over = apply_change(a, s, low, high, raise_prices)
+    over = apply_change(a, s, low, high, reprice)
     for r in range(low, high + 1):
         s.change[r] = 0.0
     return over
@@ -153,7 +153,7 @@ def decide(a: Arrays, f: Forest, s: State, count: int, allowed: float) -> None:
 
 
 @jit
-def anneal(
+def local_search(
     a: Arrays,
     f: Forest,
     s: State,
@@ -191,7 +191,7 @@ def anneal(
 
 
 @jit
-def press(a: Arrays, s: State, up: float, down: float) -> float:
+def raise_prices(a: Arrays, s: State, up: float, down: float) -> float:
     """Prices for the usage of s.x: the worst row of each stretch that is over gets a higher one, rows with room a lower
     one. Returns the largest excess, 0.0 when every row fits.
     """
@@ -233,19 +233,19 @@ def sweep(a: Arrays, f: Forest, s: State, rand: Floats, noise: Floats, at: int, 
 
 
 @jit
-def swing(
+def perturb(
     a: Arrays, f: Forest, s: State, rand: Floats, noise: Floats, quota: float, heat: float, up: float, down: float
 ) -> float:
     """Sweeps until `quota` steps are done or the random numbers are used up. Prices rise where a sweep overfills
-    rows and fall where it leaves room, so that choices swing about the limits; the best that fits is kept. Returns
-    steps.
+    rows and fall where it leaves room, so that choices cross the limits both ways; the best that fits is kept.
+    Returns steps.
     """
     at = 0
     total = 0.0
     while total < quota and at + 4 * len(s.x) + 64 < len(rand):
         steps, at = sweep(a, f, s, rand, noise, at, heat)
         total += steps + len(s.price) + len(a.bytes)
-        if press(a, s, up, down) == 0.0:
+        if raise_prices(a, s, up, down) == 0.0:
             cost = total_cost(a, s.x)
             if cost < s.scalars[1]:
                 s.scalars[1] = cost
