@@ -60,7 +60,7 @@ OTHER_LITERALS = {
     "planner.chain.label_dp._spread": "the middle",
     "planner.one_device.room_bytes": "measured of allocators",
     "planner.model_pins": "dims of sequences and experts, names that are printed",
-    "planner.pipeline.op_memory.held_points": "rounding of a price",
+    "planner.pipeline.op_memory.remat_levels": "rounding of a price",
     "planner.pipeline.range_figures.largest_transients": "size of a cache",
     "planner.plan.make_plan": "an option of the user",
     "planner.progress": "how much is printed",

@@ -18,7 +18,7 @@ from meshwright.capture import Precision, capture
 from meshwright.capture.program import Program
 from meshwright.cluster import Device
 from meshwright.plan import Plan
-from meshwright.planner.infeasible.no_room import NoRoomError
+from meshwright.planner.infeasible.refusals import NoRoomError
 from meshwright.planner.memory.curves import Curves
 from meshwright.planner.one_device import fit_curves
 from meshwright.runtime.trainer import Trainer, parallelize

@@ -137,12 +137,12 @@ def pins_cost(plan: Plan, others: Sequence[Baseline], saved: str | None, cluster
 
 def details(plan: Plan, program: Program) -> str:
     from meshwright.explain.describe import describe
-    from meshwright.explain.figures import computes_in, speed, unserved
+    from meshwright.explain.figures import computes_in, speed, uncovered
     from meshwright.report.per_layer import at_peak
 
     quick = len(plan.stages) * plan.microbatches <= MOST_PLAYED
     held = at_peak(plan, program) if quick else []
-    lines = ["details:", describe(plan, held), computes_in(plan, program), speed(plan, program), unserved(program)]
+    lines = ["details:", describe(plan, held), computes_in(plan, program), speed(plan, program), uncovered(program)]
     return "\n".join(line for line in lines if line)
 
 

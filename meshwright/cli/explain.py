@@ -72,7 +72,7 @@ def _what_if(plan: Plan, program: Program, pins: list[str], cluster: str | None)
 
     with Progress(True) as progress:
         progress.doing(f"planning again with {' '.join(pins)}")
-        other = what_if(plan, program, pins, cluster, progress.found, progress.looking)
+        other = what_if(plan, program, pins, cluster, progress.found, progress.on_node)
     lines = diff(plan, replace(other, pins=plan.pins)).splitlines()  # what was asked for is known
     if not lines:
         return "the plan stays as it is"
@@ -87,7 +87,7 @@ def _checked(path: str, model: str | None) -> tuple[Plan, Program | None]:
     from meshwright.plan import Plan
     from meshwright.plan.origin import program_here
     from meshwright.planner.model_pins import check_storage
-    from meshwright.predict.again import priced_again
+    from meshwright.predict.reloaded import reprice_loaded
     from meshwright.price.check import check_plan
 
     plan = Plan.load(path)
@@ -95,7 +95,7 @@ def _checked(path: str, model: str | None) -> tuple[Plan, Program | None]:
     if program is not None:
         check_plan(plan, program)
         check_storage(plan.pins, {one.name: one.type.sizes for one in program.parameters})
-        plan, differs = priced_again(plan, program)
+        plan, differs = reprice_loaded(plan, program)
         if differs:
             print(f"meshwright: {path} is explained at today's prices; {differs}", file=sys.stderr)
     elif why:

@@ -169,9 +169,9 @@ def _row(args: argparse.Namespace, program: Program, cluster: Cluster, precision
 def _too_small(program: Program, cluster: Cluster, setting: Setting, memory: int | None, headroom: float) -> str:
     """Why no plan of any kind fits, where what is held of parameters alone says so; else nothing."""
     from meshwright.plan.units import show_bytes
-    from meshwright.planner.infeasible.report import state_bytes, usable_bytes
+    from meshwright.planner.infeasible.estimate import training_state_bytes, usable_bytes
 
-    need, have = state_bytes(program, setting), usable_bytes(cluster, memory, headroom)
+    need, have = training_state_bytes(program, setting), usable_bytes(cluster, memory, headroom)
     if need <= have:
         return ""
     what = "it has" if cluster.device_count == 1 else "together they have"
@@ -207,7 +207,7 @@ def _checkpointed(
     all activations. Else the recipes have been tried."""
     from meshwright.errors import PlanError
     from meshwright.plan.units import show_bytes
-    from meshwright.planner.plan import look
+    from meshwright.planner.plan import feasible_plan
     from meshwright.planner.request import PlanRequest
 
     pins = ("recompute=full",)
@@ -218,7 +218,7 @@ def _checkpointed(
         return refused
     request = PlanRequest(program, cluster, memory_bytes=memory, setting=setting, pins=pins, headroom=headroom)
     try:
-        plan = look(request)
+        plan = feasible_plan(request)
     except PlanError:
         return refused
     found, name = plan.predicted, "best + activation checkpointing"

@@ -149,10 +149,10 @@ def _assumed(args: argparse.Namespace, program: Program) -> str:
 
 def _alone(*given: Any) -> str:
     """Of one device by itself; nothing where Ctrl-C ends its pricing."""
-    from meshwright.explain.one_device import alone_note
+    from meshwright.explain.one_device import single_device_note
 
     try:
-        return alone_note(*given)
+        return single_device_note(*given)
     except KeyboardInterrupt:
         return ""
 
@@ -206,8 +206,8 @@ def _planned(args: argparse.Namespace, cluster: Cluster, progress: Progress) -> 
             effort=args.effort,
             gap=args.gap,
             headroom=args.headroom,
-            progress=progress.found,
-            looking=progress.looking,
+            on_incumbent=progress.found,
+            on_node=progress.on_node,
         )
     return plan, program, capture_s
 
@@ -254,7 +254,7 @@ def _upgrade(args: argparse.Namespace) -> int:
     from meshwright.explain.recommend import limit_bytes
     from meshwright.plan.origin import program_here
     from meshwright.plan.units import show_limit
-    from meshwright.predict.again import priced_again
+    from meshwright.predict.reloaded import reprice_loaded
     from meshwright.schedule.upgrade import upgrade
 
     given = [name for name in ("model", "pin", "memory", "cluster", "compile") if getattr(args, name)]
@@ -271,7 +271,7 @@ def _upgrade(args: argparse.Namespace) -> int:
         differs = f"its prediction is the file's own: {why or 'it was made in Python, without the name of its model'}"
     else:
         plan.check_program(program)
-        plan, differs = priced_again(plan, program)
+        plan, differs = reprice_loaded(plan, program)
     plan.save(args.output)
     print(f"written to {args.output}" + (f"; {differs}" if differs else ""))
     if plan.predicted.peak_bytes > limit_bytes(plan):

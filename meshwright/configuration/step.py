@@ -149,18 +149,18 @@ class Step:
         alone = name == "loss"  # one op at a time holds anything large, so that gradients replace what forward held
         slower = self.framework.kernels
         forward_s, inputs_s, weights_s = (slower * one for one in cost.whole.under(load))
-        gather_per_use_s = slower * sum(cost.again[policy].under(load))
+        recompute_s = slower * sum(cost.again[policy].under(load))
         there_s, there_wire_s = self._moved_s(cost, False, meshes)
         back_s, back_wire_s = self._moved_s(cost, True, meshes)
         if policy == "full":
             back_s, back_wire_s = back_s + there_s, back_wire_s + there_wire_s
         host_s = self._host_s(cost)
-        again_host = gather_per_use_s / forward_s if forward_s else 0.0
+        again_host = recompute_s / forward_s if forward_s else 0.0
         kept = cost.kept_bytes[policy] + (self.layers.stream_bytes if policy in ("full", "ops") else 0)
         back_bytes = (1 if self.given.fused or alone else 2) * cost.working_bytes
         back_bytes += cost.kept_bytes["none"] - cost.kept_bytes[policy]
         point = FrontierPoint(
-            _CHOICE, forward_s + there_s, inputs_s + gather_per_use_s + back_s, weights_s, 0.0, 0.0, 0.0, 0.0, 0, kept,
+            _CHOICE, forward_s + there_s, inputs_s + recompute_s + back_s, weights_s, 0.0, 0.0, 0.0, 0.0, 0, kept,
             cost.working_bytes, back_bytes,
             forward_host_s=host_s[0], backward_host_s=host_s[1] + again_host * host_s[0],
             forward_wire_s=there_wire_s, backward_wire_s=back_wire_s, grad_buckets=DEPARTURES,

@@ -1,4 +1,4 @@
-"""What else an op or a parameter could have done, everything around it as planned, and what each would cost."""
+"""Alternative strategies of one op, or storages of one parameter, priced with all else as planned."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """more_s and more_bytes: a step's seconds and held bytes against the plan's, for one segment."""
+    """more_s, more_bytes: seconds of a step and held bytes of one segment, less those of the plan."""
 
     text: str
     more_s: float
@@ -33,7 +33,7 @@ class Alternative:
 
 
 def alternatives_of(plan: Plan, program: Program, name: str) -> list[Alternative]:
-    """Of a parameter by its full name, or of an op as `segment:op`; the planned one is among them."""
+    """Alternatives of a parameter by its full name, or of an op as `segment:op`, the planned one first."""
     found = _of_parameter(plan, program, name) if name in plan.parameters else _of_op(plan, program, name)
     return sorted(found, key=lambda one: (not one.chosen, one.more_s))
 
@@ -70,7 +70,7 @@ def _of_parameter(plan: Plan, program: Program, name: str) -> list[Alternative]:
 
 
 def _used_so(here: Space, choice: Choice, weight: str, compute: str) -> list[tuple[str, Choice]]:
-    """The choice with one reader of a weight run so that it takes the weight in this layout, and how that reader is."""
+    """(text, choice) with one reader of a weight changed to a strategy that takes it in this layout."""
     found = []
     for index, position in here.uses[weight]:
         op = here.graph.ops[index]
@@ -104,12 +104,12 @@ def _of_op(plan: Plan, program: Program, name: str) -> list[Alternative]:
 
 
 def _idle(layout: str, mesh: Mesh) -> bool:
-    """Whether it splits over an axis of one device, which is no other way."""
+    """Whether a layout shards over an axis of one device, which changes nothing."""
     return any(state.is_shard and axis.size == 1 for state, axis in zip(Layout.parse(layout), mesh.axes, strict=True))
 
 
 def op_of(plan: Plan, program: Program, name: str) -> tuple[int, Op, SegmentGraph]:
-    """The segment's number, the op and its graph at the micro-batch, of `segment:op`."""
+    """(number of the segment, op, graph at the micro-batch) of `segment:op`."""
     where, _, op_name = name.rpartition(":")
     index = next((i for i, s in enumerate(program.segments) if s.name == where), None)
     if index is None:
@@ -124,7 +124,7 @@ def op_of(plan: Plan, program: Program, name: str) -> tuple[int, Op, SegmentGrap
 
 
 def _no_such(plan: Plan, program: Program, name: str) -> PlanError:
-    """With the segment whose name is nearest, or the last, and some of its ops."""
+    """The refusal of an unknown name, with the nearest segment and some of its ops."""
     segments = {segment.name: segment for segment in program.segments}
     where, _, op_name = name.rpartition(":")
     near = get_close_matches(where or name, segments, n=1) or [program.segments[-1].name]
@@ -137,7 +137,7 @@ def _no_such(plan: Plan, program: Program, name: str) -> PlanError:
 
 
 def _nearest(name: str, graph: SegmentGraph) -> str:
-    """The ops of a graph; where they are many, those whose names are nearest."""
+    """The ops of a graph as text; of many, those with the nearest names."""
     names = [op.name for op in graph.ops]
     if len(names) <= SHOWN:
         return ", ".join(names)

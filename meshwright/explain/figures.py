@@ -1,4 +1,4 @@
-"""What a user compares plans by: tokens or samples per second, the share of the devices' peak, and what had no rule."""
+"""Figures by which users compare plans: throughput, MFU, precision, and ops without a rule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HALVES = ("bfloat16", "float16")
 
 
 def figures(plan: Plan, program: Program) -> dict[str, Any]:
-    """The predicted step as the JSON summary has it."""
+    """The predicted step, as the JSON summary has it."""
     found = plan.predicted
     return {
         "step_seconds": found.step_s,
@@ -31,13 +31,13 @@ def speed(plan: Plan, program: Program) -> str:
 
 
 def mfu(plan: Plan, program: Program) -> float:
-    """FLOPs of forward and backward, recomputation not counted, over what the devices could do at their dense peak."""
+    """Model FLOPs utilisation: FLOPs of forward and backward, without recomputation, over the devices' dense peak."""
     peak = sum(stage.mesh.world_size * stage.mesh.device.peak_flops(_dtype(program)) for stage, *_ in plan.groups)
     return step_flops(program) / (plan.predicted.step_s * peak) if plan.predicted.step_s else 0.0
 
 
 def step_flops(program: Program) -> int:
-    """Of one step at the program's batch."""
+    """FLOPs of one step at the program's batch."""
     per_graph = []
     for graph in program.graphs:
         fixed = graph.at(program.batch)
@@ -47,7 +47,7 @@ def step_flops(program: Program) -> int:
 
 
 def computes_in(plan: Plan, program: Program) -> str:
-    """In half precision: which dtype what is in. The loss is in the dtype of what the model hands it."""
+    """A line on dtypes in half precision; nothing otherwise."""
     compute, loss = _dtype(program), loss_dtype(program)
     if compute not in HALVES:
         return ""
@@ -60,12 +60,12 @@ def computes_in(plan: Plan, program: Program) -> str:
 
 
 def loss_dtype(program: Program) -> str:
-    """Of the loss, as PyTorch's ops give it for what the model hands them."""
+    """The dtype of the loss."""
     last = program.graphs[program.segments[-1].graph]
     return last.values()[last.outputs[0]].type.dtype
 
 
-def unserved(program: Program) -> str:
+def uncovered(program: Program) -> str:
     """A line that names the ops without a rule; nothing where there are none."""
     targets = rule_coverage(program)["fallback"]
     return f"  no rule was found for {', '.join(targets)}: run alike on every device" if targets else ""

@@ -1,11 +1,13 @@
-"""The whole time-memory curve of a model on one device, and where the known ways to save memory lie on it.
+"""The time-memory frontier of a model on one device, and the known methods of activation checkpointing next to it.
 
-Ours: what `plan` answers at budgets between the least possible and what keeping everything takes, in as many
-micro-batches as are fastest. The others are plans of one micro-batch that the pin `recompute` gives, by the same prices
-and counted in the same way: keep all (`keep`); full
-per-block (`full`: every block keeps its input); Chen's square root (`sqrt`: as many checkpoints as segments between
-two, each segment run forward twice); selective (`selective`: products, convolutions and attention kept); Rotor's nested
-order (`rotor`) at parts of the activations.
+Points of ours are plans at budgets between the least possible and what keeping everything takes, in as many
+micro-batches as are fastest. The other points are plans of one micro-batch under the pin `recompute`:
+
+keep       everything is kept
+full       every block keeps its input
+sqrt       Chen's square root: as many checkpoints as segments between two, each segment run forward twice
+selective  products, convolutions and attention are kept
+rotor      Rotor's nested order, at parts of the activations
 """
 
 from __future__ import annotations
@@ -22,16 +24,17 @@ from meshwright.errors import PlanError
 from meshwright.plan import Plan
 from meshwright.planner.memory.curves import Curves
 from meshwright.planner.memory.methods import order_by
-from meshwright.planner.one_device import OneDeviceAnswers
+from meshwright.planner.one_device import OneDeviceSearch, microbatch_counts, one_device_cluster
+from meshwright.planner.request import PlanRequest
 from meshwright.price.parameter import Setting
 
 SHARES = (0.75, 0.5, 0.35, 0.25)
-"""Of the activations, for Rotor."""
+"""Parts of the activations that Rotor may keep."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One way to run a step: how it is called, the bytes it peaks at, the seconds it takes, in how many parts."""
+    """A plan on the frontier: its name, its peak in bytes per device, the seconds of its step, its micro-batches."""
 
     name: str
     peak_bytes: int
@@ -45,7 +48,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """ours: from most bytes to least; the seconds never fall. others: by name."""
+    """ours: from most bytes to least, seconds never falling. others: the known methods."""
 
     ours: tuple[Point, ...]
     others: tuple[Point, ...]
@@ -54,23 +57,28 @@ class Curve:
 def one_device_frontier(
     program: Program, mesh: Mesh, *, optimizer: str, precision: str, compiled: bool, points: int = 24
 ) -> Curve:
-    """`mesh`: of one device. Raises PlanError where it has several."""
+    """The frontier on a mesh of one device. Raises PlanError where it has several.
+
+    points: budgets to plan for.
+    """
     count = prod(mesh.sizes)
     if count != 1:
         raise PlanError(f"a mesh of {count} devices", "one device", "use `meshwright plan --memory` for each budget")
-    answers = OneDeviceAnswers(program, mesh, Setting(optimizer, precision, compile=compiled))
-    others = [*_others(answers.whole)]
-    ours = _ours(answers, points, [one.peak_bytes for one in others])
+    setting = Setting(optimizer, precision, compile=compiled)
+    request = PlanRequest(program, one_device_cluster(mesh.device), setting=setting)
+    search = OneDeviceSearch(request, mesh, microbatch_counts(request, mesh))
+    others = [*_others(search.curves(1))]
+    ours = _ours(search, points, [one.peak_bytes for one in others])
     return Curve(tuple(ours), tuple(others))
 
 
-def _ours(answers: OneDeviceAnswers, points: int, others: Sequence[int]) -> list[Point]:
-    """From most bytes to least, none that another is no worse than. others: peaks below which one more is asked for."""
-    roomy, least = answers.within(sys.maxsize), answers.least_bytes
+def _ours(search: OneDeviceSearch, points: int, others: Sequence[int]) -> list[Point]:
+    """The Pareto frontier, from most bytes to least. others: peaks of known methods, below which one more is added."""
+    roomy, least = search.within(sys.maxsize), search.least_bytes
     most = roomy.predicted.peak_bytes if roomy else least
     budgets = [most - (most - least) * index // max(1, points - 1) for index in range(1, points)]
     budgets += [peak for peak in [min(others)] if peak < least]
-    plans = [roomy, *map(answers.within, budgets)]
+    plans = [roomy, *map(search.within, budgets)]
     met = sorted({Point.of("ours", plan) for plan in plans if plan}, key=lambda one: (one.step_s, one.peak_bytes))
     kept: list[Point] = []
     for point in met:
@@ -92,7 +100,7 @@ def _others(found: Curves) -> Iterator[Point]:
 
 
 def _ordered(name: str, found: Curves, method: str, room: int) -> Iterator[Point]:
-    """Of a method whose layers may run forward more than once, where it has an order in so much room."""
+    """The point of a method with a nested order, if it has one within `room` bytes."""
     order = order_by(found.chained(), method, room)
     if order is not None:
         steps = tuple(f"{kind} {index}" for kind, index in order.steps)

@@ -1,4 +1,4 @@
-"""What one of a plan's devices would take by itself: a small model gains little or nothing by several."""
+"""A note for small models: how fast one of the plan's devices is by itself."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from meshwright.errors import PlanError
 from meshwright.explain.figures import mfu
 from meshwright.plan import Plan
 from meshwright.plan.units import show_seconds
-from meshwright.planner.infeasible.report import state_bytes
+from meshwright.planner.infeasible.estimate import training_state_bytes
 from meshwright.planner.one_device import one_device_cluster, one_device_search
 from meshwright.planner.request import PlanRequest
 from meshwright.price.parameter import Setting
 
 USED = 0.25
-"""Devices of which less than this part is gained over one are said to gain little."""
+"""A note is given below this part of linear speed-up over one device."""
 REACHED = 0.6
-"""Of its peak a GPU reaches no more in a step: where one would have to, it is not as fast."""
+"""MFU that no GPU exceeds in a step: where one device would have to, it is not searched."""
 
 
-def alone_note(plan: Plan, program: Program, cluster: Cluster) -> str:
-    """One line where one GPU is as fast as all, or they gain little over it; else nothing. Pins have decided it."""
+def single_device_note(plan: Plan, program: Program, cluster: Cluster) -> str:
+    """A line where one GPU is as fast as all, or little slower; nothing otherwise, and under pins."""
     count, device = plan.world_size, cluster.devices[0]
     if count == 1 or device.kind == "cpu" or len(cluster.devices) > 1 or plan.pins:
         return ""
     setting = Setting(plan.optimizer, plan.precision, compile=plan.compile)
-    fits = state_bytes(program, setting) <= device.limit_bytes(plan.memory_bytes, plan.headroom)
+    fits = training_state_bytes(program, setting) <= device.limit_bytes(plan.memory_bytes, plan.headroom)
     if not fits or mfu(plan, program) > USED * REACHED:
         return ""
-    alone = one_device_cluster(device)
-    request = PlanRequest(program, alone, memory_bytes=plan.memory_bytes, setting=setting, headroom=plan.headroom)
+    single = one_device_cluster(device)
+    request = PlanRequest(program, single, memory_bytes=plan.memory_bytes, setting=setting, headroom=plan.headroom)
     try:
         one_s = one_device_search(request, ()).predicted.step_s
     except PlanError:

@@ -1,5 +1,7 @@
-"""Pipelines that a practitioner would write by hand: 1F1B over stages of equal devices and nearly equal work, FSDP or
-tensor parallel inside, everything kept. Nothing is searched but the cuts."""
+"""Pipeline recipes: 1F1B over stages of equal devices and nearly equal work, with FSDP or tensor parallelism inside.
+
+Everything is kept. Of the stages, only the cuts are searched.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,14 @@ from meshwright.planner.effort import ROUGH
 from meshwright.planner.pipeline.balance import balanced_cuts
 from meshwright.planner.pipeline.meshes import StageMesh, SubmeshLinks, stage_meshes
 from meshwright.planner.pipeline.pins import check_pins
-from meshwright.planner.pipeline.realize import Part, pipeline_plan
+from meshwright.planner.pipeline.realize import ShardedRun, pipeline_plan
 from meshwright.planner.pipeline.sharded_chains import FIRST, ShardedChain, sharded_chains
 from meshwright.predict import predicted
 from meshwright.predict.step import pipeline_predicted
 from meshwright.price.parameter import Setting
 
 PARTS = 4
-"""Micro-batches for each stage with which people begin, where the batch has as many."""
+"""Micro-batches for each stage that are tried first, where the batch has as many."""
 MOST_STAGES = 16
 
 DEGREES = ("pp=", "dp=", "tp=", "ep=")
@@ -38,9 +40,13 @@ UNEQUAL = "the devices make no equal stages"
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """One way of running the model. step_s and peak_bytes: None where it does not exist, `why` then says so; or where
-    it was not priced in time. host_bound: kernel launches set its pace. rough: the peak is what a search counts, which
-    is some percent off."""
+    """A recipe with its figures.
+
+    pins: that give it.
+    step_s, peak_bytes: None where it is impossible, which `why` then explains, or was not priced in time.
+    host_bound: kernel launches set its pace.
+    rough: the peak is the search's count, some percent off.
+    """
 
     name: str
     pins: tuple[str, ...] = ()
@@ -54,7 +60,7 @@ class Baseline:
 
     @property
     def title(self) -> str:
-        """Its name, with the degrees at which it is fastest where it has a choice of them."""
+        """The name, with the degrees of parallelism at which it is fastest where there is a choice."""
         degrees = [text for text in self.pins if text.startswith(DEGREES) and not text.endswith("=1")]
         degrees = [f"pp={len(text.split('+'))}" if "+" in text else text for text in degrees]
         chosen = self.step_s is not None and any(not text.startswith("dp=") for text in degrees)
@@ -62,8 +68,7 @@ class Baseline:
 
     @property
     def as_plan(self) -> tuple[str, ...]:
-        """The pins that give it as a plan of its own; none where there is no such plan. A mesh of one axis needs
-        none."""
+        """Pins with which `meshwright plan` gives this recipe; none where there is no such plan."""
         if self.step_s is None or not self.pins:
             return ()
         own = [text for text in self.pins if not text.startswith(("mesh=", "microbatch")) or "x" in text]
@@ -73,7 +78,7 @@ class Baseline:
 
     @property
     def refusal(self) -> str:
-        """Why it has no figures."""
+        """Why there are no figures."""
         return f"not possible: {self.why}" if self.why else "not priced: the table's time is used up"
 
 
@@ -85,8 +90,11 @@ def pipelines(
     cut: tuple[str, ...] = (),
     may_go_on: Callable[[], bool] = lambda: True,
 ) -> list[Baseline]:
-    """PP + FSDP and PP + TP, each at the best of the usual numbers of stages. cut: a pinned number of micro-batches.
-    may_go_on: where it says no, none is priced."""
+    """PP + FSDP and PP + TP, each at the best of a few numbers of stages.
+
+    cut: a pinned number of micro-batches.
+    may_go_on: asked before each; the rest is returned without figures once it says no.
+    """
     made = _Recipes(program, cluster, setting, limit, cut)
     ways = {"PP + FSDP": ["tp=1", "zero=3"], "PP + TP": None}
     return [made.best(name, inside) if may_go_on() else Baseline(name) for name, inside in ways.items()]
@@ -99,8 +107,10 @@ class _Recipes:
         self._known: dict[tuple[StageMesh, Setting], list[ShardedChain]] = {}
 
     def best(self, name: str, inside: list[str] | None) -> Baseline:
-        """The fastest that fits; else that of the fewest bytes. inside: pins of every stage; None: the largest
-        tensor-parallel degree of a host that divides it."""
+        """The fastest pipeline that fits; else the one of the fewest bytes.
+
+        inside: pins of every stage; None: the largest tensor-parallel degree within a host.
+        """
         ways = [(stages, inside or self._with_tp(stages)) for stages in self._stages()]
         ways = [(stages, pins) for stages, pins in ways if pins]
         if not ways:
@@ -108,7 +118,7 @@ class _Recipes:
         met: list[tuple[tuple[str, ...], Plan]] = []
         refused: list[str] = []
         for stages, pins in ways:
-            met += self._climbed(stages, pins, refused)
+            met += self._hill_climb(stages, pins, refused)
         if not met:
             why = refused[-1] if refused else "micro-batches do not divide evenly over its data-parallel ranks"
             return Baseline(name, (f"pp={ways[0][0]}", "schedule=1f1b", *ways[0][1]), why=why)
@@ -127,8 +137,7 @@ class _Recipes:
         )
 
     def _best_of(self, met: list[tuple[tuple[str, ...], Plan]]) -> tuple[tuple[str, ...], Plan]:
-        """Those that are slightly over the limit as the search counts bytes, and faster than what fits, are predicted
-        as plans are: they may fit."""
+        """The best by `_rank`. Plans slightly over the limit by the rough count are predicted exactly."""
         best = min(met, key=self._rank)
         near = [one for one in met if self.limit < one[1].predicted.peak_bytes <= self.limit * ROUGH]
         for way, plan in sorted(near, key=lambda one: one[1].predicted.step_s) if not self.setting.compile else ():
@@ -140,14 +149,16 @@ class _Recipes:
         return best
 
     def _rank(self, one: tuple[tuple[str, ...], Plan]) -> tuple[bool, float]:
-        """By step of those that fit; by bytes of others."""
+        """Sort key: plans that fit by step, then the others by bytes."""
         made = one[1].predicted
         fits = made.peak_bytes <= self.limit
         return not fits, made.step_s if fits else made.peak_bytes
 
-    def _climbed(self, stages: int, pins: list[str], refused: list[str]) -> list[tuple[tuple[str, ...], Plan]]:
-        """From as many micro-batches as people begin with to more, or to fewer where more do not help, as long as that
-        is better. refused: gets why there is no such pipeline."""
+    def _hill_climb(self, stages: int, pins: list[str], refused: list[str]) -> list[tuple[tuple[str, ...], Plan]]:
+        """Hill climbing over micro-batch counts, from PARTS for each stage to more, or to fewer where more do not help.
+
+        refused: receives the reasons of pipelines that are impossible.
+        """
         numbers = self._numbers(stages, pins)
         start = max((at for at, number in enumerate(numbers) if number <= PARTS * stages), default=0)
         pp = "+".join([str(self.cluster.device_count // stages)] * stages)
@@ -172,8 +183,10 @@ class _Recipes:
         return met
 
     def _next_that_may_fit(self, met: list[tuple[tuple[str, ...], Plan]], numbers: list[int], at: int) -> int:
-        """The next number of micro-batches, where the last two do not fit the first that may: what does not shrink with
-        them and what does are told by those two."""
+        """The next number of micro-batches. Where the last two do not fit, the first that fits by extrapolation.
+
+        Peaks are taken to be a constant plus a part inverse to the number.
+        """
         if len(met) < 2 or any(plan.predicted.peak_bytes <= self.limit for _, plan in met[-2:]):
             return at
         (few, more), (most, least) = ((plan.microbatches, plan.predicted.peak_bytes) for _, plan in met[-2:])
@@ -182,7 +195,7 @@ class _Recipes:
         return next((n for n in range(at, len(numbers)) if fixed + shrinking / numbers[n] <= self.limit), len(numbers))
 
     def _stages(self) -> Iterator[int]:
-        """Of one host 2 and 4 stages; of several as many as there are hosts, and half of that."""
+        """Numbers of stages: 2 and 4 on one host; on several the number of hosts, and half of it."""
         devices, inner = self.cluster.device_count, per_host(self.cluster)
         most = min(MOST_STAGES, devices // inner)
         for stages in dict.fromkeys((2, 4) if devices == inner else (most, most // 2)):
@@ -190,7 +203,7 @@ class _Recipes:
                 yield stages
 
     def _numbers(self, stages: int, pins: list[str]) -> list[int]:
-        """Of micro-batches: every data-parallel rank has a sample of each, where the batch has as many."""
+        """Numbers of micro-batches that give every data-parallel rank equal samples."""
         batch, whole = self.program.batch, self.program.couples_samples or not comes_apart(self.program)
         ranks = self.cluster.device_count // stages // int(pins[0].removeprefix("tp="))
         if self.cut or whole:
@@ -204,18 +217,18 @@ class _Recipes:
         return [f"tp={degrees[0]}", "zero=0"] if degrees else []
 
     def _plan(self, way: tuple[str, ...]) -> Plan:
-        """Each stage runs its segments as the fastest chain on its devices does; cuts balance the stages' seconds."""
-        program, asked = self.program, pipeline_pins(way)
-        check_pins(asked, program, self.cluster)
-        stages = asked.stages or 1
-        found = stage_meshes(self.cluster, asked.rest, None, sizes=[self.cluster.device_count // stages])
+        """The pipeline whose stages run the fastest chain on their devices, with cuts that balance their seconds."""
+        program, pins = self.program, pipeline_pins(way)
+        check_pins(pins, program, self.cluster)
+        stages = pins.stages or 1
+        found = stage_meshes(self.cluster, pins.rest, None, sizes=[self.cluster.device_count // stages])
         number = next((mesh.pins.microbatches for mesh in found if mesh.pins.microbatches), None) or 1
         setting = self.setting.cut(program.batch, number)
         chosen = [self._chosen(found, stage, stages, setting) for stage in range(stages)]
         work = chosen[0][1].figures[0, :, :FIRST].sum(axis=1)
         ends = balanced_cuts([float(one) for one in work], stages)
         firsts = (0, *ends[:-1])
-        parts = [Part(a, b, k, *chosen[k]) for k, (a, b) in enumerate(zip(firsts, ends, strict=True))]
+        parts = [ShardedRun(a, b, k, *chosen[k]) for k, (a, b) in enumerate(zip(firsts, ends, strict=True))]
         plan = pipeline_plan(program, self.cluster, parts, "1f1b", setting, self.submesh_links)
         if setting.compile:
             return predicted(replace(plan, compile=True), program)
@@ -224,21 +237,21 @@ class _Recipes:
     def _chosen(
         self, found: list[StageMesh], stage: int, stages: int, setting: Setting
     ) -> tuple[StageMesh, ShardedChain]:
-        """Of the meshes of fewest axes on this stage's kind of devices the fastest."""
+        """The fastest chain of a stage, on the meshes of fewest axes of its type of devices."""
         names, size = self.cluster.device_names(), self.cluster.device_count // stages
         kinds = set(names[stage * size : (stage + 1) * size])
         kind = kinds.pop() if len(kinds) == 1 else None
         own = [mesh for mesh in found if mesh.place[1] == kind]
         fewest = min((len(mesh.mesh.axes) for mesh in own), default=0)
         made = [
-            (mesh, sharded) for mesh in own if len(mesh.mesh.axes) == fewest for sharded in self._offers(mesh, setting)
+            (mesh, sharded) for mesh in own if len(mesh.mesh.axes) == fewest for sharded in self._chains(mesh, setting)
         ]
         if not made:
             raise PlanError(UNEQUAL, "stages of equal devices that the batch divides")
         return min(made, key=lambda one: one[1].step_s)
 
-    def _offers(self, mesh: StageMesh, setting: Setting) -> list[ShardedChain]:
-        """The fastest chains on a mesh; stages on meshes of one class share them."""
+    def _chains(self, mesh: StageMesh, setting: Setting) -> list[ShardedChain]:
+        """The fastest chains on a mesh, shared by stages on meshes of one class."""
         key = (mesh, setting)
         if key not in self._known:
             self._known[key] = sharded_chains(self.program, 0, mesh, setting, recompute=False, most_s=0.0)

@@ -1,10 +1,11 @@
-"""Plans a practitioner would write by hand, priced by the same model: pins on the same space.
+"""Recipes that people know, such as DDP, FSDP and tensor parallelism, priced as plans under pins.
 
-Each is taken at its best number of micro-batches, or at that which is pinned, and, where it has one, at its best
-tensor-parallel degree inside a host; activations are kept, unless its name says otherwise. The solver does not see
-them. Those of data parallelism alone are predicted as plans are. Of others peaks are what the search counts, some
-percent too high, but for those near the limit. Which number of micro-batches fits is found at prices per byte, not to
-the last byte: a recipe is one way for all layers, and the exact search would take most of planning.
+A recipe is taken at its best number of micro-batches, or the pinned one, and at its best tensor-parallel degree inside
+a host. Activations are kept unless its name says otherwise. The planner's search does not see recipes.
+
+Recipes of data parallelism alone are predicted as plans are. Peaks of others are rough counts, some percent too high,
+except near the limit. Which number of micro-batches fits is decided at prices per byte, not to the last byte, since the
+exact search would take most of planning.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from meshwright.price.parameter import Setting
 
 AXES = 3
 
-Way = tuple[str, ...]
-"""Pins that leave one of the known ways."""
+PinSet = tuple[str, ...]
+"""Pins of one variant of a recipe."""
 
-Offered = list[Candidate] | PlanError
-"""What the pins leave to be searched, or why they leave nothing."""
+Searchable = list[Candidate] | PlanError
+"""Candidates that the pins allow, or why there are none."""
 
 SERVER = "parameter server"
 FSDP = "FSDP (ZeRO-3)"
@@ -61,9 +62,13 @@ def baselines(
     headroom: float = HEADROOM,
     may_go_on: Callable[[], bool] = lambda: True,
 ) -> list[Baseline]:
-    """pins: of a plan next to which they are shown; the number of micro-batches among them holds for all. stages:
-    pipelines too. headroom: part of each device that is left free where there is no limit. may_go_on: where it
-    says no, no other is begun; those have neither figures nor a reason why they cannot be."""
+    """Every recipe for a program on a cluster, with its figures or the reason why it is impossible.
+
+    pins: of the plan next to which recipes are shown; a pinned number of micro-batches holds for all.
+    stages: pipelines are priced too.
+    headroom: part of each device that is left free where there is no limit.
+    may_go_on: asked before each recipe; the rest is returned without figures once it says no.
+    """
     setting = Setting(optimizer, precision, compile=compile)
     limit = cluster.mesh((cluster.device_count,)).device.limit_bytes(memory_bytes, headroom)
     cut = tuple(text for text in pins if text.startswith(("microbatch=", "microbatches=")))
@@ -92,10 +97,9 @@ def baselines(
 
 
 def _is_cheap(baseline: Baseline, limit: int) -> bool:
-    """To predict as a plan: its layers are traced already, for other recipes do the same work; or worth it, where
-    what the search counts is slightly over the limit."""
-    alone = not any(text.startswith("tp=") for text in baseline.pins)
-    return alone or limit < (baseline.peak_bytes or 0) <= limit * ROUGH
+    """Whether the recipe is predicted as a plan: its layers are traced for others anyway, or it is near the limit."""
+    data_parallel = not any(text.startswith("tp=") for text in baseline.pins)
+    return data_parallel or limit < (baseline.peak_bytes or 0) <= limit * ROUGH
 
 
 def _priced(baseline: Baseline, plan: Plan, limit: int) -> Baseline:
@@ -111,13 +115,12 @@ def _priced(baseline: Baseline, plan: Plan, limit: int) -> Baseline:
     )
 
 
-def _checkpointed(program: Program, cluster: Cluster, limit: int, way: Way, offered: Offered) -> Baseline:
-    """FSDP in which every layer keeps what it is given and recomputes the rest, in the fewest micro-batches that fit:
-    each gathers every weight again."""
+def _checkpointed(program: Program, cluster: Cluster, limit: int, way: PinSet, candidates: Searchable) -> Baseline:
+    """FSDP with full activation checkpointing, in the fewest micro-batches that fit: each gathers all weights."""
     name, pins = CHECKPOINTED, (*way, "recompute=full")
-    if isinstance(offered, PlanError):
-        return Baseline(name, pins, why=_why(offered))
-    for candidate in offered:
+    if isinstance(candidates, PlanError):
+        return Baseline(name, pins, why=_why(candidates))
+    for candidate in candidates:
         for number in candidate.microbatches:
             shardings = candidate.shardings(number)
             plan = draft(program, cluster, chain_at(shardings, 0.0), shardings)
@@ -132,11 +135,11 @@ def _on_one_device(
     cluster: Cluster,
     setting: Setting,
     memory_bytes: int | None,
-    cut: Way,
+    cut: PinSet,
     headroom: float,
     may_go_on: Callable[[], bool],
 ) -> list[Baseline]:
-    """Nothing is shared there: what people keep of the activations."""
+    """Recipes of one device, which differ in activation checkpointing."""
     device, found = cluster.devices[0], []
     limit = device.limit_bytes(room_bytes(memory_bytes, device), headroom)  # as of the plan
     for name, method in ONE_DEVICE.items():
@@ -151,24 +154,24 @@ def _on_one_device(
     return found
 
 
-def _candidates(program: Program, cluster: Cluster, pins: tuple[str, ...], setting: Setting) -> Offered:
+def _candidates(program: Program, cluster: Cluster, pins: tuple[str, ...], setting: Setting) -> Searchable:
     try:
         return candidates_on(program, allowed_meshes(cluster, pins, AXES), pins, setting, few=True)
     except PlanError as error:
         return error
 
 
-def _best(name: str, ways: Mapping[Way, Offered], limit: int) -> tuple[Baseline, FoundChain | None]:
-    """The fastest of all the ways that fits, in one search; else that of the fewest bytes."""
+def _best(name: str, ways: Mapping[PinSet, Searchable], limit: int) -> tuple[Baseline, FoundChain | None]:
+    """The fastest variant of a recipe that fits, found in one search; else the one of the fewest bytes."""
     offered = [(way, one) for way, found in ways.items() if not isinstance(found, PlanError) for one in found]
     refused = [error for error in ways.values() if isinstance(error, PlanError)]
-    tried: list[tuple[Way, FoundChain]] = []
+    tried: list[tuple[PinSet, FoundChain]] = []
     try:
         found = search([one for _, one in offered], limit, exactly=False).simplest
         tried += [(offered[found.place][0], found)] if found else []
         for way in ways if not tried else ():
-            anyhow = anyway([one for other, one in offered if other == way]).simplest
-            tried += [(way, anyhow)] if anyhow else []
+            over_budget = anyway([one for other, one in offered if other == way]).simplest
+            tried += [(way, over_budget)] if over_budget else []
     except PlanError as error:
         refused.append(error)
     if not tried:
@@ -182,13 +185,15 @@ def _best(name: str, ways: Mapping[Way, Offered], limit: int) -> tuple[Baseline,
 
 
 def _why(error: PlanError) -> str:
-    """Without what it says of pins: they are a way's own, and nobody gave them."""
+    """The text of a refusal, without its advice on pins, which the user did not give."""
     return error.given if "pin" in error.expected else f"{error.given}; it needs {error.expected}"
 
 
-def _ways(cluster: Cluster, experts: Set[int]) -> Iterator[tuple[str, list[Way] | str]]:
-    """By name; or why there is none of this name on the cluster. experts: how many a mixture has, where the model has
-    such; data parallelism alone does not spread them."""
+def _ways(cluster: Cluster, experts: Set[int]) -> Iterator[tuple[str, list[PinSet] | str]]:
+    """(name, its variants, or why the cluster has none) of every recipe but pipelines.
+
+    experts: numbers of experts of the model's mixtures. Recipes of data parallelism alone do not shard them.
+    """
     n = cluster.device_count
     whole = ("ep=1",) if experts else ()
     yield "DDP", [(f"mesh={n}", f"dp={n}", "zero=0", *whole)]
@@ -201,28 +206,30 @@ def _ways(cluster: Cluster, experts: Set[int]) -> Iterator[tuple[str, list[Way] 
         for name, zero in {"DDP + EP": 0, "FSDP + EP": 3}.items():
             spread = [(*_split(n, ep, "ep"), f"zero={zero}") for ep in sizes[-1:]]
             yield name, spread or "no number of devices in a host divides the experts"
-    hybrid: list[Way] = [(f"mesh={n // inner}x{inner}", f"dp={n}", f"zero=3:{inner}", *whole)] if 1 < inner < n else []
-    yield "HSDP", hybrid or _alone(n, inner, "one host has no others to be whole on")
-    none = _alone(n, inner, f"no part of {inner} devices of a host divides all {n}")
+    hybrid: list[PinSet] = (
+        [(f"mesh={n // inner}x{inner}", f"dp={n}", f"zero=3:{inner}", *whole)] if 1 < inner < n else []
+    )
+    yield "HSDP", hybrid or _why_not(n, inner, "one host has no others to be whole on")
+    none = _why_not(n, inner, f"no part of {inner} devices of a host divides all {n}")
     yield "TP", [(*_split(n, tp), "zero=0", "sp=off") for tp in degrees] or none
     yield "TP + SP", [(*_split(n, tp), "zero=0", "sp=on") for tp in degrees] or none
     flat = [(*_split(n, tp), "zero=3") for tp in degrees if tp < n]
     yield "FSDP + TP", flat or (f"{n} devices make no two axes of several each" if degrees else none)
 
 
-def _alone(n: int, inner: int, otherwise: str) -> str:
-    """Why nothing can be shared within a host."""
+def _why_not(n: int, inner: int, otherwise: str) -> str:
+    """Why nothing can be sharded within a host."""
     return "one device shares with no other" if n == 1 else "a host has one device" if inner == 1 else otherwise
 
 
-def _split(n: int, size: int, axis: str = "tp") -> Way:
+def _split(n: int, size: int, axis: str = "tp") -> PinSet:
     if size == n:
         return f"mesh={n}", f"{axis}={n}"
     return f"mesh={n // size}x{size}", f"dp={n // size}", f"{axis}={size}"
 
 
 def _parameter_server(ddp: Baseline, plan: Plan | None) -> Baseline:
-    """Data parallelism through one device: every gradient goes there, every parameter comes back, over its own link."""
+    """Data parallelism through a parameter server: one device receives all gradients and sends all parameters."""
     if plan is None or plan.world_size == 1:
         return Baseline(SERVER, why=ddp.why or ("one device has no server" if plan else ""))
     axis, found = plan.mesh.axes[0], plan.predicted

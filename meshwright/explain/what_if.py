@@ -1,4 +1,4 @@
-"""What if one pin were another: the best plan then, next to the one there is."""
+"""`Plan` with other pins: the best plan that they allow, to compare with the one at hand."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ def what_if(
     program: Program,
     pins: Iterable[str],
     cluster: str | Cluster | None = None,
-    progress: Progress | None = None,
-    looking: Progress | None = None,
+    on_incumbent: Progress | None = None,
+    on_node: Progress | None = None,
 ) -> Plan:
-    """The plan's own pins with these changed or added, all else as it was given; `tp=` drops a pin.
+    """The best plan under the plan's own pins with these changed or added, all else as it was given.
 
-    cluster: where it is not the plan's, or is a file. progress, looking: as of `make_plan`.
+    pins: `name=value` sets a pin, `name=` drops it.
+    cluster: where it is not the plan's, or is a file.
+    on_incumbent, on_node: as of `make_plan`.
     """
     found = load_cluster(cluster or plan.cluster) if not isinstance(cluster, Cluster) else cluster
     return make_plan(
@@ -36,13 +38,13 @@ def what_if(
         precision=plan.precision,
         compile=plan.compile,
         pins=changed_pins(plan.pins, pins),
-        progress=progress,
-        looking=looking,
+        on_incumbent=on_incumbent,
+        on_node=on_node,
     )
 
 
 def changed_pins(given: Iterable[str], pins: Iterable[str]) -> tuple[str, ...]:
-    """Pins by name, the later ones in the place of the earlier; one without a value goes."""
+    """Pins by name: a later one replaces an earlier one, and one without a value removes it."""
     found = {split_pin(text)[0]: text for text in given}
     for text in pins:
         key, value = split_pin(text)

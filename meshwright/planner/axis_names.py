@@ -1,7 +1,10 @@
-"""Mesh axes named after what they came to do in a plan.
+"""Names of mesh axes, by the parallelism that a plan uses them for.
 
-dp: weights used whole by different samples. cp: by different parts of the same samples (context parallel). tp: weights
-split. ep: of the weights that are split, all are experts. rep: everybody does the same.
+dp   data parallel: whole weights, different samples
+cp   context parallel: whole weights, different parts of the same samples
+tp   tensor parallel: split weights
+ep   expert parallel: all split weights are experts
+rep  replicated: the same work on every device
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from meshwright.plan import Plan, Stage
 
 
 def name_axes(program: Program, plan: Plan) -> Plan:
-    """The plan with its axes renamed, stage by stage; collectives too."""
+    """The plan with the axes of its stages and collectives renamed."""
     stages, renamed = [], list(plan.predicted.collectives)
     for stage in plan.stages:
         names = _distinct([_role(program, plan, stage, axis) for axis in range(len(stage.mesh.axes))])
@@ -48,8 +51,7 @@ def _role(program: Program, plan: Plan, stage: Stage, axis: int) -> str:
 
 
 def _over_samples(program: Program, plan: Plan, stage: Stage, axis: int) -> bool:
-    """Whether what crosses boundaries is sharded over samples more often than over anything else; where that does not
-    tell, whether the batch is."""
+    """Whether boundary values are mostly sharded over samples; on a tie, whether the batch is."""
     samples = others = 0
     for index in range(stage.first, stage.end):
         graph, choice = program.graphs[program.segments[index].graph], plan.choice(index)
@@ -79,6 +81,6 @@ def _expert_weights(program: Program) -> set[str]:
 def _distinct(roles: list[str]) -> tuple[str, ...]:
     names: list[str] = []
     for role in roles:
-        again = sum(name.startswith(role) for name in names)
-        names.append(f"{role}{again + 1}" if again else role)
+        before = sum(name.startswith(role) for name in names)
+        names.append(f"{role}{before + 1}" if before else role)
     return tuple(names)

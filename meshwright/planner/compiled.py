@@ -1,8 +1,8 @@
-"""Plans that run compiled on several devices.
+"""Compiled plans for several devices.
 
-Shardings and stages are searched for with the share of each op's seconds that is left when it is compiled with its
-neighbours (`cost.op.fused`). What the segments of one stage keep is then decided on compiled pairs, and all is
-predicted by them. Shares are not bounds: no bound on compiled plans is known.
+The search prices an op by the share of its seconds that fusion leaves (`cost.op.fused`). Rematerialisation of a plan
+of one stage is then chosen again on compiled segment pairs, and the plan is predicted by these. Shares of seconds are
+no lower bounds, so no gap of a compiled plan is known.
 """
 
 from __future__ import annotations
@@ -20,21 +20,25 @@ from meshwright.predict import predicted
 from meshwright.remat.inner import CHUNKS
 
 NO_BOUND = 1.0
-"""A gap of everything."""
+"""The gap where no lower bound is known."""
 
 
 def compiled_plan(
     search: Callable[[int | None], Plan], program: Program, memory_bytes: int | None, budget_bytes: int, method: str
 ) -> Plan:
-    """search: the fastest plan in so much memory, by the shares of its ops. method: what saves memory. Raises PlanError
-    where none fits."""
-    asked, over = memory_bytes, 0
+    """The fastest plan that fits when compiled. Raises PlanError where none does.
+
+    search: the fastest plan within so many bytes per device, as fused shares price it.
+    budget_bytes: bytes per device that the plan may fill.
+    method: of activation checkpointing.
+    """
+    limit, over = memory_bytes, 0
     for _ in range(RETRIES):
-        found = replace(_fitted(search(asked), program, budget_bytes, method), memory_bytes=memory_bytes)
+        found = replace(_fitted(search(limit), program, budget_bytes, method), memory_bytes=memory_bytes)
         over = found.predicted.peak_bytes - budget_bytes
         if over <= 0:
             return found.with_prediction(gap=NO_BOUND)
-        asked = (asked or budget_bytes) - over
+        limit = (limit or budget_bytes) - over
     raise PlanError(
         f"no compiled plan was found in {show_bytes(budget_bytes)} of memory per device",
         f"about {show_bytes(budget_bytes + over)}",
@@ -43,7 +47,7 @@ def compiled_plan(
 
 
 def _fitted(plan: Plan, program: Program, budget_bytes: int, method: str) -> Plan:
-    """The fastest that fits of what the plan keeps and what compiled pairs would keep; the first if none does."""
+    """The plan, or the plan refined on compiled pairs, whichever is faster and fits; the plan if neither fits."""
     plan = predicted(plan, program)
     if len(plan.stages) > 1 or plan.order or method not in ("auto", "flat"):
         return plan

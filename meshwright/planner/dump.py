@@ -15,9 +15,9 @@ from meshwright.select.contest import dump, split_intervals
 
 
 def dump_problem(plan: Plan, program: Program, path: str) -> None:
-    """Writes the sharding of the whole chain on the plan's mesh, in its number of micro-batches, as one problem.
+    """Writes the selection problem of the whole chain on the plan's mesh, at its number of micro-batches.
 
-    Everything is kept: recomputation is no part of it. Costs are seconds, times a scale; rows are bytes per device.
+    Everything is kept: the problem has no recomputation. Costs are scaled seconds; rows are bytes per device.
     """
     if len(plan.stages) > 1:
         raise PlanError(f"--dump-problem of a plan of {len(plan.groups)} stages", "one stage", "add --pin pp=1")

@@ -1,4 +1,4 @@
-"""Asking a search to end with what it has. Once a search has found a plan, it looks here before it goes on."""
+"""Stop: the request that a search ends with its incumbent. A search that has one reads it at every node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Stop:
-    """asked: somebody wants the best so far. under_way: a search is. found: it has a plan to end with."""
+    """State of the process-wide request.
+
+    asked: the user wants the incumbent now.
+    under_way: a search is running.
+    found: the search has an incumbent.
+    """
 
     asked: bool = False
     under_way: bool = False
@@ -27,9 +32,9 @@ class Stop:
 
     @contextmanager
     def by_ctrl_c(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Ctrl-C asks for the best so far; a second one, or one before a plan was found, is KeyboardInterrupt.
+        """Ctrl-C asks for the incumbent. A second one, or one before there is an incumbent, is KeyboardInterrupt.
 
-        say: tells the user that it was heard. Threads other than the main one get no signals: nothing changes.
+        say: called with a line for the user. In threads other than the main one, which get no signals, nothing changes.
         """
         if threading.current_thread() is not threading.main_thread():
             yield

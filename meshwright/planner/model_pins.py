@@ -1,4 +1,4 @@
-"""What can be said of pins before anything is solved: of a model its weights, before it is captured; its sizes then."""
+"""Checks of pins against a model, before the search: names and dims of weights, sizes of sequences and experts."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def check_axes(texts: Iterable[str], program: Program) -> None:
 
 
 def _sequences(program: Program) -> set[int]:
-    """Sizes of the dim after samples, of values of three dims (samples, positions, features)."""
+    """Sequence lengths: sizes of the second dim of values with dims (samples, positions, features)."""
     shapes = [value.type.shape for graph in program.graphs for value in graph.values().values()]
     rows = (shape for shape in shapes if len(shape) == 3 and isinstance(shape[0], BatchSize))
     return {shape[1] for shape in rows if not isinstance(shape[1], BatchSize)}
 
 
 def experts_of(program: Program) -> set[int]:
-    """How many experts mixtures of the model have."""
+    """Numbers of experts of the model's mixtures."""
     found = set()
     for graph in program.graphs:
         values = graph.values()
@@ -50,7 +50,7 @@ def experts_of(program: Program) -> set[int]:
 
 
 def check_names(texts: Iterable[str], model: nn.Module) -> None:
-    """Refuses storage of weights that a model has not, before it is captured."""
+    """Refuses storage of weights that a model does not have, before it is captured."""
     named = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
     names = [name for some in named for name, _ in some]
     for text, key, _ in _stored(texts):
@@ -58,8 +58,10 @@ def check_names(texts: Iterable[str], model: nn.Module) -> None:
 
 
 def check_storage(texts: Iterable[str], sizes: Mapping[str, Sequence[int]]) -> None:
-    """Refuses storage of parameters that the model has not, or of dims that they have not, or two of one parameter.
-    sizes: of each parameter."""
+    """Refuses storage of parameters or dims that do not exist, and two storages of one parameter.
+
+    sizes: of each parameter.
+    """
     pinned: dict[str, tuple[str, object]] = {}
     for text, key, layout in _stored(texts):
         said = layout, pin_parts(text)[1].partition(" on ")[2]
@@ -78,7 +80,7 @@ def check_storage(texts: Iterable[str], sizes: Mapping[str, Sequence[int]]) -> N
 
 
 def _stored(texts: Iterable[str]) -> Iterator[tuple[str, str, Layout]]:
-    """(pin, pattern, layout) of those that speak of weights."""
+    """(pin, pattern, layout) of every pin that stores weights."""
     for text in texts:
         key, value = pin_parts(text)
         layout = storage_layout(value) if key not in WORDS else None

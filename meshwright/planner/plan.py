@@ -1,4 +1,9 @@
-"""From a Program and a cluster to a Plan: every mesh, every number of micro-batches, the best chain, in writing."""
+"""The planner: from a Program and a cluster to the fastest Plan that fits.
+
+Three searches share the work, each over micro-batch counts and rematerialisation as well. `one_device` has nothing to
+shard. `one_stage` shards the whole chain of segments over one mesh of all devices. `pipeline` cuts the chain into
+stages. On small clusters the incumbent of `one_stage` prunes pipelines, on large ones the other way round.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import Any
 
 from meshwright.capture.coupling.parts import check_in_parts
 from meshwright.capture.lock import PLANNING
@@ -22,22 +26,17 @@ from meshwright.pins.stages import PipelinePins, pipeline_pins
 from meshwright.plan import Plan
 from meshwright.plan.recent import remember
 from meshwright.plan.search_log import INTERRUPTED
-from meshwright.plan.validate import preset_named
 from meshwright.planner.axis_names import name_axes
 from meshwright.planner.compiled import compiled_plan
 from meshwright.planner.effort import MOST_UNITS, SIMPLER_WITHIN, check_part, effort_of, headroom_of
-from meshwright.planner.infeasible.feasibility import (
-    feasible_pipeline,
-)
-from meshwright.planner.infeasible.min_memory import (
-    minimum_pipeline_budget,
-)
+from meshwright.planner.infeasible.feasibility import feasible_pipeline
+from meshwright.planner.infeasible.min_memory import minimum_pipeline_budget
+from meshwright.planner.infeasible.refusals import refuse_pipeline
 from meshwright.planner.interrupt import STOP
 from meshwright.planner.memory.offload import OFFLOADING, check_may_offload, offloading
 from meshwright.planner.model_pins import check_axes, check_storage
 from meshwright.planner.one_device import is_for_one_device, one_device_search
 from meshwright.planner.one_stage import ROUNDING, OneStageSearch
-from meshwright.planner.pipeline.pins import no_pipeline
 from meshwright.planner.pipeline.search import PipelineSearch
 from meshwright.planner.request import MOST_DEVICES, PlanRequest
 from meshwright.planner.search_log import Progress, SearchRecorder
@@ -56,28 +55,32 @@ def make_plan(
     precision: str = "fp32",
     compile: bool = False,
     pins: Iterable[str] = (),
-    max_axes: int = 3,
     fit: bool = True,
     recompute: bool = True,
-    progress: Progress | None = None,
-    looking: Progress | None = None,
+    on_incumbent: Progress | None = None,
+    on_node: Progress | None = None,
     stage_method: str = "auto",
     simpler_within: float = SIMPLER_WITHIN,
     effort: str = "default",
     gap: float = 0.0,
     headroom: float | None = None,
 ) -> Plan:
-    """The fastest plan that fits, over all meshes of up to `max_axes` axes of the cluster's devices and all pipelines.
+    """The fastest plan that fits, over all meshes of the cluster's devices and all pipelines.
 
-    On a mesh of one or two axes everything is looked at; on one of more, all but two of them are given to samples.
-    `program` is captured in the dtype it computes in: bfloat16 for `bf16` and `mixed`. fit: refuse where none fits;
-    otherwise the fastest of the most micro-batches is the answer then. recompute: where memory binds, activations may
-    be recomputed in backward. stage_method: how pipelines' stages are searched for, `auto` or one of the survey's.
-    compile: segments are compiled by inductor, and priced so. simpler_within: of plans whose steps differ by no more
-    than this part of the fastest the simplest is taken; 0: the fastest. effort: how much is searched, `fast`, `default`
-    or `proof`. gap: the search ends once its plan is proven to be within this part of the fastest.
+    Meshes of one or two axes are searched in full. A mesh of three gives all but two of its axes to samples.
+
+    program: captured in the dtype it computes in, which is bfloat16 for `bf16` and `mixed`.
+    memory_bytes: limit per device; the device's own unless given.
+    compile: segments are compiled by inductor, and priced so.
+    fit: refuse where nothing fits; otherwise return the fastest plan of the most micro-batches.
+    recompute: activations may be recomputed in backward where memory binds.
+    on_incumbent: called with a line of text for every better plan.
+    on_node: called with the name of every node of the search.
+    stage_method: how the stages of pipelines are searched, `auto` or a searcher of the survey.
+    simpler_within: the simplest of all plans within this part of the fastest step is taken; 0: the fastest.
+    effort: how much is searched: `fast`, `default` or `proof`.
+    gap: the search ends once its plan is proven to be within this part of the fastest.
     headroom: part of each device that is left free where `memory_bytes` is None; HEADROOM unless given.
-    progress, looking: are called with a line for every better plan, and for every part of the search.
     """
     check_part("simpler_within", simpler_within)
     check_part("gap", gap)
@@ -94,7 +97,6 @@ def make_plan(
         memory_bytes=memory_bytes,
         setting=Setting(optimizer, precision, compile=compile),
         pins=tuple(dict.fromkeys(pins)),
-        max_axes=max_axes,
         fit=fit,
         recompute=recompute,
         stage_method=stage_method,
@@ -103,87 +105,81 @@ def make_plan(
         gap=gap,
         headroom=headroom_of(memory_bytes, headroom, max(device.usable_bytes for device in cluster.devices)),
     )
-    log = SearchRecorder(progress, looking, STOP)
+    log = SearchRecorder(on_incumbent, on_node, STOP)
     with PLANNING, STOP.searching():
         warn_of_fallbacks(program)
-        plan = _compiled(request, log) if compile and cluster.device_count > 1 else _planned(request, log)
+        plan = _compiled(request, log) if compile and cluster.device_count > 1 else _plan(request, log)
         if STOP.asked:
             log.stopped("the search", INTERRUPTED)
         return replace(plan, search_log=log.log())
 
 
-def look(request: PlanRequest) -> Plan:
-    """The fastest plan that fits; PlanError at once where none does, without what would."""
+def feasible_plan(request: PlanRequest) -> Plan:
+    """The fastest plan that fits. The PlanError where none does names no memory that would do, and so comes at once."""
     with PLANNING:
-        return _planned(request, SearchRecorder(), only_look=True)
+        return _plan(request, SearchRecorder(), feasible_only=True)
 
 
 def _compiled(request: PlanRequest, log: SearchRecorder) -> Plan:
-    """On several devices: what the layers of one stage keep is decided once more by compiled pairs."""
+    """A compiled plan for several devices: its rematerialisation is chosen again on compiled pairs."""
     check_pins(request.pins, request.cluster, request.program.batch)
     method = pinned_method(request.pins)[0] if request.recompute else "keep"
 
-    def searched(memory_bytes: int | None) -> Plan:
-        return _planned(replace(request, memory_bytes=memory_bytes), log)
+    def search(memory_bytes: int | None) -> Plan:
+        return _plan(replace(request, memory_bytes=memory_bytes), log)
 
-    return compiled_plan(searched, request.program, request.memory_bytes, request.budget_bytes, method)
+    return compiled_plan(search, request.program, request.memory_bytes, request.budget_bytes, method)
 
 
-def _planned(request: PlanRequest, log: SearchRecorder, only_look: bool = False) -> Plan:
-    """only_look: where nothing fits, say so without looking for what would."""
-    program, cluster, memory_bytes, texts = request.program, request.cluster, request.memory_bytes, request.pins
-    check_optimizer(request.setting.optimizer)
-    check_pins(texts, cluster, program.batch)
-    check_storage(texts, {one.name: one.type.sizes for one in program.parameters})
-    check_axes(texts, program)
-    for name, number in map(pin_parts, texts):
-        if name in ("microbatch", "microbatches") and number.isdigit():
-            check_in_parts(program, int(number))
-    method, rest = pinned_method(texts)
+def _plan(request: PlanRequest, log: SearchRecorder, feasible_only: bool = False) -> Plan:
+    """feasible_only: a refusal does not search for the memory that would do."""
+    program, cluster = request.program, request.cluster
+    _check(request)
+    method, rest = pinned_method(request.pins)
     offload, rest = pinned_offload(rest)
     if offload.auto:
         check_may_offload(cluster)
     elif offload.kind:
         request = replace(request, setting=offloading(request.setting, program, cluster, offload))
     recompute = request.recompute and method != "keep"
-    asked = pipeline_pins(rest)
-    alone = asked.one_stage or (method not in ANYWHERE and not asked.pipeline)
-    given: dict[str, Any] = {
-        "model": request.model,
-        "memory_bytes": memory_bytes,
-        "headroom": request.headroom,
-        "pins": texts,
-        "cluster": _name(cluster),
-        "compile": request.setting.compile,
-        "answers": program.answers,
-        "form": program.form,
-    }
+    pins = pipeline_pins(rest)
     if is_for_one_device(cluster, rest):
-        one = one_device_search(request, asked.rest, method if recompute else "keep", log, hosts=offload.auto)
-        return _finished(replace(one, **given), program)
-    whole = OneStageSearch(request, asked.rest, method, given, log)
-    in_several = (program, cluster, memory_bytes, request.setting, asked, log, recompute, request.stage_method)
-    staged = None
-    if request.fit and not alone:
-        staged = PipelineSearch(*in_several, exact=False, gap=request.gap, headroom=request.headroom, remat=method)
-    early = cluster.device_count <= MOST_UNITS and not asked.pipeline
-    must = alone or not request.fit
-    if request.fit and whole.holds_nothing():  # no stages, shards or recomputation help: refused without a search
-        whole.prepare(must)
+        one = one_device_search(request, pins.rest, method if recompute else "keep", log, may_offload=offload.auto)
+        return _finished(replace(one, **request.plan_fields), program)
+    one_stage = OneStageSearch(request, pins.rest, method, log)
+    pipelines = None
+    no_pipelines = pins.one_stage or (method not in ANYWHERE and not pins.pipeline)
+    if request.fit and not no_pipelines:
+        pipelines = PipelineSearch(
+            program,
+            cluster,
+            request.memory_bytes,
+            request.setting,
+            pins,
+            log,
+            recompute,
+            request.stage_method,
+            exact=False,
+            gap=request.gap,
+            headroom=request.headroom,
+            remat=method,
+        )
+    strict = no_pipelines or not request.fit
+    if request.fit and one_stage.state_exceeds_memory():
+        one_stage.prepare(strict)
         plan, bound_s = None, inf
     else:
-        plan, bound_s = _searched(whole, staged, early, must, asked)
-    plan = replace(plan, **given) if plan else None
+        plan, bound_s = _search(one_stage, pipelines, strict, pins)
+    plan = replace(plan, **request.plan_fields) if plan else None
     if plan is None and not request.fit:
-        chosen = whole.anyway()
-        plan = whole.written(*chosen) if chosen else None
-    if plan is None and only_look:
+        plan = one_stage.plan_over_budget()
+    if plan is None and feasible_only:
         raise PlanError("no plan fits", "more memory")
     if plan is None:
-        hosted = _hosted(request, log) if offload.auto else None
-        if hosted is not None:
-            return hosted
-        raise _refusal(request, whole, asked, alone)
+        offloaded = _offloaded(request, log) if offload.auto else None
+        if offloaded is not None:
+            return offloaded
+        raise _refusal(request, one_stage, pins, no_pipelines)
     plan = predicted(plan, program) if len(plan.stages) > 1 else plan
     step_s = plan.predicted.step_s
     gap = 1.0 - bound_s / step_s if step_s else 0.0
@@ -191,75 +187,81 @@ def _planned(request: PlanRequest, log: SearchRecorder, only_look: bool = False)
     return _finished(plan.with_prediction(gap=gap), program)
 
 
-def _hosted(request: PlanRequest, log: SearchRecorder) -> Plan | None:
-    """Where nothing else fits on several devices: with all optimizer state on the host, or with all weights too."""
+def _check(request: PlanRequest) -> None:
+    """Refuses an unknown optimizer, and pins that the cluster or the model cannot have."""
+    program = request.program
+    check_optimizer(request.setting.optimizer)
+    check_pins(request.pins, request.cluster, program.batch)
+    check_storage(request.pins, {one.name: one.type.sizes for one in program.parameters})
+    check_axes(request.pins, program)
+    for name, number in map(pin_parts, request.pins):
+        if name in ("microbatch", "microbatches") and number.isdigit():
+            check_in_parts(program, int(number))
+
+
+def _search(
+    one_stage: OneStageSearch, pipelines: PipelineSearch | None, strict: bool, pins: PipelinePins
+) -> tuple[Plan | None, float]:
+    """(the fastest plan of one or more stages, a lower bound on the step of all of them).
+
+    Plans of one stage are searched before pipelines on few devices. Where nothing fits there with everything kept, a
+    first pipeline is found in between as an incumbent.
+    strict: pins that no mesh allows are an error.
+    """
+    one_stage_first = one_stage.request.cluster.device_count <= MOST_UNITS and not pins.pipeline
+    plan, bound_s = pipelines.finish() if pipelines and not one_stage_first else (None, inf)
+    if pins.pipeline or (STOP.asked and plan):
+        return plan, bound_s
+    kept = one_stage.keep_all(plan, strict)
+    if pipelines and one_stage_first and (kept is None or kept.best is None):
+        plan = pipelines.begin()
+    plan, one_stage_s = one_stage.search(plan, kept) if kept else (plan, inf)
+    bound_s = min(bound_s, one_stage_s)
+    if pipelines and one_stage_first and not (STOP.asked and plan):
+        is_one_stage = plan is not None and len(plan.stages) == 1
+        better = 1 - max(one_stage.simpler_within, one_stage.request.gap)
+        incumbent_s = plan.predicted.step_s * better if plan and is_one_stage else inf
+        pipeline, pipelines_s = pipelines.finish(incumbent_s)
+        plan, bound_s = pipeline or plan, min(bound_s, pipelines_s)
+    return plan, bound_s
+
+
+def _offloaded(request: PlanRequest, log: SearchRecorder) -> Plan | None:
+    """A plan for several devices with all optimizer states on the host, or with all weights too, if that fits."""
     _, pins = pinned_offload(request.pins)
-    for word in OFFLOADING:
+    for kind in OFFLOADING:
         try:
-            found = _planned(replace(request, pins=(*pins, f"offload={word}")), log, only_look=True)
+            found = _plan(replace(request, pins=(*pins, f"offload={kind}")), log, feasible_only=True)
         except PlanError:
             continue
         return replace(found, pins=request.pins).with_prediction(gap=1.0)  # of other fractions no bound is known
     return None
 
 
-def _refusal(request: PlanRequest, whole: OneStageSearch, asked: PipelinePins, alone: bool) -> PlanError:
-    """Why nothing fits, and what would. alone: no pipeline was searched for."""
-    cluster, budget, segments = request.cluster, whole.budget, len(request.program.segments)
-    in_stages = partial(
+def _refusal(request: PlanRequest, one_stage: OneStageSearch, pins: PipelinePins, no_pipelines: bool) -> PlanError:
+    """Why nothing fits, and the memory that would do. no_pipelines: none were searched."""
+    cluster, budget = request.cluster, one_stage.budget
+    test = partial(
         feasible_pipeline,
         request.program,
         cluster,
         setting=request.setting,
-        asked=asked,
-        recompute=whole.recompute,
+        pins=pins,
+        recompute=one_stage.recompute,
         method=request.stage_method,
-        remat=whole.method,
+        remat=one_stage.method,
     )
-    if asked.pipeline:
-        refused = max(budget, whole.too_few_bytes)
-        return no_pipeline(asked, cluster, budget, lambda: minimum_pipeline_budget(in_stages, refused, segments))
-    return whole.refusal(() if alone or cluster.device_count < 2 else (in_stages,))
+    if not pins.pipeline:
+        return one_stage.refusal(() if no_pipelines or cluster.device_count < 2 else (test,))
+    refused = max(budget, one_stage.too_few_bytes)
+    needed = minimum_pipeline_budget(test, refused, len(request.program.segments))
+    return refuse_pipeline(pins, cluster, budget, needed)
 
 
 def _finished(plan: Plan, program: Program) -> Plan:
-    """With its axes named after what they do, what gave each op its rule, and the sizes of weights."""
+    """The plan with named mesh axes, the origin of each op's rule, and the sizes of the weights."""
     rules: dict[str, tuple[str, ...]] = {tier: targets for tier, targets in rule_coverage(program).items() if targets}
     named = replace(name_axes(program, plan), rules=rules, weight_bytes=program.weight_bytes())
     named.verify()
     remember(named.fingerprint, program)
     return named
-
-
-def _searched(
-    whole: OneStageSearch,
-    staged: PipelineSearch | None,
-    early: bool,
-    must: bool,
-    asked: PipelinePins,
-) -> tuple[Plan | None, float]:
-    """(the fastest plan of one stage or several, a bound on all). early: one stage before pipelines, which its best
-    prunes; where nothing fits with all kept, after a first look at them."""
-    plan, bound_s = staged.finish() if staged and not early else (None, inf)
-    if asked.pipeline:
-        return plan, bound_s
-    if STOP.asked and plan:
-        return plan, bound_s
-    kept = whole.keep_all(plan, must)
-    if staged and early and (kept is None or kept.best is None):
-        plan = staged.begin()
-    plan, whole_s = whole.search(plan, kept) if kept else (plan, inf)
-    bound_s = min(bound_s, whole_s)
-    if staged and early and not (STOP.asked and plan):
-        alone = plan is not None and len(plan.stages) == 1
-        incumbent_s = plan.predicted.step_s * (1 - max(whole.simpler_within, whole.gap)) if plan and alone else inf
-        several, several_s = staged.finish(incumbent_s)
-        plan, bound_s = several or plan, min(bound_s, several_s)
-    return plan, bound_s
-
-
-def _name(cluster: Cluster) -> str:
-    """As a plan has it: one that is called as a preset and has other devices is not taken for it later."""
-    preset = preset_named(cluster.name)
-    changed = preset is not None and preset.device_names() != cluster.device_names()
-    return f"{cluster.name} (changed)" if changed else cluster.name

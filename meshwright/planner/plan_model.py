@@ -1,4 +1,4 @@
-"""From a model and a batch to a Plan: what `mw.plan` and `mw.fit` share."""
+"""`mw.plan`: checks what the user gave, captures the model and plans it, with progress lines."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from typing import cast
 
 from torch import Tensor, nn
 
 from meshwright.capture import Batch, Precision, capture, rows
 from meshwright.capture.optimizer import check_optimizer
-from meshwright.cluster import Cluster
+from meshwright.cluster import Cluster, load_cluster
 from meshwright.errors import PlanError, counted
 from meshwright.models.joined import joined, joined_batch
+from meshwright.models.reference import parse_reference
 from meshwright.pins.check import check_pins
 from meshwright.pins.constraints import Constraints
 from meshwright.plan import Plan
@@ -26,10 +28,10 @@ from meshwright.planner.progress import AFTER_S, Progress
 LOGGER = logging.getLogger("meshwright.plan")
 
 
-def plan_model(
-    model: nn.Module,
-    batch: Batch,
-    cluster: Cluster,
+def plan(
+    model: nn.Module | str,
+    batch: Batch | None = None,
+    cluster: str | Cluster = "local:1",
     *,
     memory: str | int | None = None,
     global_batch: int | None = None,
@@ -43,9 +45,34 @@ def plan_model(
     effort: str = "default",
     gap: float = 0.0,
     headroom: float | None = None,
-    name: str = "",
 ) -> Plan:
-    """The fastest plan that fits, as `mw.plan` says. name: the model's reference, where it has one."""
+    """The fastest plan that fits.
+
+    model: a module, with a batch of it, which may be on the meta device; or a reference such as `"llama3-8b"` or
+    `"hf:qwen3?num_hidden_layers=4"`, of which nothing is allocated, with `global_batch` samples (8; of
+    `"file.py:function"` as many as its batch has rows).
+    memory: bytes per device (`"20GiB"`), taken at its word; without it all of the device but `headroom`, 0.03 of it
+    unless given.
+    compile: layers run compiled by inductor, and are priced so.
+    pins: text such as `"tp=2"`, a list of such, or Constraints.
+    allow: answers to lines of the model that ask for a tensor's value, `"file.py:12=False"`, which are refused
+    otherwise; the plan holds them as `answers`.
+    simpler_within: of plans whose steps differ by no more than this part the simplest is taken; 0 turns it off.
+    effort: how much is searched, `fast`, `default` or `proof`.
+    gap: the search ends once its plan is proven to be within this part of the fastest, 0.02 for 2 %;
+    `plan.search_log` says what it did. Progress of what takes over a second is written to standard error, and logged
+    under `meshwright.plan`: `MESHWRIGHT_LOG=info` shows the log in its place, `MESHWRIGHT_LOG=warning` neither.
+    """
+    name = ""
+    if isinstance(model, str):
+        if batch is not None or loss is not None:
+            given = "a batch" if batch is not None else "a loss"
+            raise PlanError(f"{given} with the model {model!r}", "none: a reference has its own", "leave it out")
+        reference = parse_reference(model)
+        name = str(reference)
+        model, batch, loss = reference.meta(None if global_batch is None else checked_batch(global_batch))
+    module: nn.Module = model
+    cluster = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     if global_batch is not None:
         checked_batch(global_batch)
     effort_of(effort)
@@ -56,23 +83,23 @@ def plan_model(
     texts = pin_texts(pins)
     check_pins(texts, cluster, global_batch)
     check_optimizer(optimizer)
-    batch = joined_batch(model, batch, loss)
-    model, loss = joined(model, loss)
+    batch = joined_batch(module, cast(Batch, batch), loss)  # None is refused there
+    module, loss = joined(module, loss)
     if texts:
-        check_pins(texts, cluster, global_batch or rows(model, batch, loss))
-        check_names(texts, model)
+        check_pins(texts, cluster, global_batch or rows(module, batch, loss))
+        check_names(texts, module)
     with Progress(_shown(), quiet_s=AFTER_S, prefix="meshwright: ", stops=_interactive()) as progress:
 
         def doing(what: str) -> None:
             LOGGER.info(what)
             progress.doing(what)
 
-        def better(best: str) -> None:
-            LOGGER.info("best so far %s", best)
-            progress.found(best)
+        def on_incumbent(line: str) -> None:
+            LOGGER.info("best so far %s", line)
+            progress.found(line)
 
-        doing(f"capturing {name or type(model).__name__}")
-        program = capture(model, batch, loss, precision=precision, allow=allow)
+        doing(f"capturing {name or type(module).__name__}")
+        program = capture(module, batch, loss, precision=precision, allow=allow)
         if global_batch is not None:
             program = program.at_batch(global_batch)
         layers, devices = counted(len(program.segments), "layer"), counted(cluster.device_count, "device")
@@ -90,20 +117,20 @@ def plan_model(
             effort=effort,
             gap=gap,
             headroom=headroom,
-            progress=better,
-            looking=progress.looking,
+            on_incumbent=on_incumbent,
+            on_node=progress.on_node,
         )
     LOGGER.info("%r", found)
     return found
 
 
 def _shown() -> bool:
-    """Progress is written by the first rank alone, and not where the log has it or is asked for less."""
+    """Whether progress is written: by the first rank alone, and not where `MESHWRIGHT_LOG` is set."""
     return os.environ.get("RANK", "0") == "0" and not os.environ.get("MESHWRIGHT_LOG")
 
 
 def _interactive() -> bool:
-    """At a prompt, or in a notebook: Ctrl-C gives the best plan so far."""
+    """Whether this is a prompt or a notebook, where Ctrl-C gives the best plan so far."""
     return hasattr(sys, "ps1")
 
 
@@ -114,7 +141,7 @@ def checked_batch(samples: int) -> int:
 
 
 def pin_texts(pins: str | Iterable[str] | Constraints | None) -> tuple[str, ...]:
-    """Pins in any of the ways that users give them, as text."""
+    """Pins as text, from any of the forms in which users give them."""
     if pins is None:
         return ()
     if isinstance(pins, Constraints):

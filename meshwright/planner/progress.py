@@ -1,7 +1,7 @@
-"""Progress of what takes longer than a second, on standard error: what is being done, the best so far, how long.
+"""Progress lines on standard error: the task, the last node, the incumbent and the seconds.
 
-On a terminal one line is written over; elsewhere (a log file, a notebook) a line is added at every step and every five
-seconds. With `stops`, Ctrl-C asks the search to stop with what it has; a second Ctrl-C ends the command.
+A terminal shows one line, which is overwritten. Elsewhere (a log file, a notebook) a line is added for every step and
+every five seconds. With `stops`, Ctrl-C asks the search for its incumbent, and a second Ctrl-C ends the command.
 """
 
 from __future__ import annotations
@@ -16,14 +16,20 @@ from typing import TextIO
 from meshwright.planner.interrupt import STOP
 
 EVERY_S = {True: 0.25, False: 5.0}
-"""Between lines of a terminal, and elsewhere."""
+"""Seconds between lines on a terminal (True), and elsewhere (False)."""
 AFTER_S = 1.0
+"""Nothing is written in the first so many seconds on a terminal; elsewhere, incumbents are written so far apart."""
 
 
 class Progress:
-    """lines: what the search found, with the seconds it took.
+    """A context in which progress is written.
 
-    quiet_s: nothing is written before. prefix: of every line. stops: Ctrl-C ends the search, not the process.
+    lines: (seconds since the start, text) of every incumbent.
+
+    shown: False writes nothing.
+    quiet_s: nothing is written before so many seconds.
+    prefix: of every line.
+    stops: Ctrl-C ends the search, not the process.
     """
 
     def __init__(
@@ -40,7 +46,7 @@ class Progress:
         self._terminal = self._stream.isatty()
         self._quiet_s = quiet_s if quiet_s is not None else AFTER_S if self._terminal else 0.0
         self._start_s, self._said_s = time.perf_counter(), 0.0
-        self._doing, self._at, self._best, self._looks, self._wrote = "", "", "", 0, False
+        self._task, self._at, self._best, self._nodes, self._wrote = "", "", "", 0, False
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._beat, daemon=True)
@@ -62,25 +68,26 @@ class Progress:
             self._clear()
         self._interrupts.close()
 
-    def doing(self, what: str) -> None:
-        self._doing, self._at, self._best = what, "", ""
+    def doing(self, task: str) -> None:
+        """Begins the next task."""
+        self._task, self._at, self._best = task, "", ""
         if not self._terminal:
             self._say()
 
-    def looking(self, at: str) -> None:
-        """What the search calls for every part that it is done with; told with the next line."""
-        self._looks += 1
-        self._at = f"{self._looks} looked at, last {at}"
+    def on_node(self, node: str) -> None:
+        """Called by the search for every node; shown with the next line."""
+        self._nodes += 1
+        self._at = f"{self._nodes} looked at, last {node}"
 
     def found(self, line: str) -> None:
-        """What the search calls for every better plan."""
+        """Called by the search for every incumbent."""
         self._best = line
         self.lines.append((time.perf_counter() - self._start_s, line))
         if not self._terminal:
             self._say(between_s=AFTER_S)
 
     def _heard(self, line: str) -> None:
-        self._doing, self._at = line, ""
+        self._task, self._at = line, ""
         self._say()
 
     def _beat(self) -> None:
@@ -99,7 +106,7 @@ class Progress:
         best = f"; best so far {self._best}" if self._best else ""
         with self._lock:
             self._said_s, self._wrote = passed_s, True
-            line = f"{self._prefix}{passed_s:5.1f} s  {self._doing}{at}{best}"
+            line = f"{self._prefix}{passed_s:5.1f} s  {self._task}{at}{best}"
             self._stream.write(f"\r\033[K{line[:160]}" if self._terminal else f"{line}\n")
             self._stream.flush()
 

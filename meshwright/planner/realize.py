@@ -1,51 +1,76 @@
-"""From the chain that was chosen to a Plan in writing."""
+"""From the solution of a search to a Plan."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
-from meshwright.plan import Choice, ParameterPlan, Plan, Stage
+from meshwright.plan import Choice, ParameterPlan, Plan, Prediction, Stage
 from meshwright.planner.chain.mix import Chain
-from meshwright.planner.sharding.model import Point, ShardingModel
+from meshwright.planner.sharding.model import ShardingModel
 from meshwright.planner.space.input_layouts import input_layouts, input_plans
 from meshwright.predict import predicted
-from meshwright.predict.fast import quick_prediction
+from meshwright.predict.fast import NOTHING, quick_prediction
+from meshwright.predict.ways import shared_choices
+from meshwright.price.parameter import Setting
 
 
 def assemble(program: Program, cluster: Cluster, chain: Chain, shardings: ShardingModel) -> Plan:
-    """Model reference, memory limit and pins are the caller's to add."""
+    """The Plan of one stage that a chain is, with its prediction. The request's fields are the caller's to set."""
     return predicted(draft(program, cluster, chain, shardings), program)
 
 
 def draft(program: Program, cluster: Cluster, chain: Chain, shardings: ShardingModel) -> Plan:
-    """The same with what the search knows of it, for what is to be changed further."""
-    mesh, small = shardings.mesh, shardings.program
-    choices: list[Choice] = []
-    for point in chain.points:
-        if point.point.choice not in choices:
-            choices.append(point.point.choice)
-    inputs, prologue = input_layouts(small, mesh, [point.point.choice for point in chain.points])
+    """`assemble` with the search's own rough prediction, for a plan that is changed further."""
+    points = [point.point for point in chain.points]
+    parameters: dict[str, ParameterPlan] = {}
+    for segment, point in zip(program.segments, chain.points, strict=True):
+        for value, name in zip(program.graphs[segment.graph].params, segment.params, strict=True):
+            parameters.setdefault(name, point.parameters[value.name])
+    inputs, prologue = input_layouts(shardings.program, shardings.mesh, [point.choice for point in points])
+    return unpredicted_plan(
+        program,
+        cluster,
+        [Stage(0, len(program.segments), shardings.mesh, inputs, prologue)],
+        [point.choice for point in points],
+        parameters,
+        shardings.setting,
+        chain.microbatches,
+        quick_prediction(points, chain.microbatches, exact_peak=False),
+    )
+
+
+def unpredicted_plan(
+    program: Program,
+    cluster: Cluster,
+    stages: Sequence[Stage],
+    choices: Sequence[Choice],
+    parameters: dict[str, ParameterPlan],
+    setting: Setting,
+    microbatches: int,
+    rough: Prediction = NOTHING,
+) -> Plan:
+    """The Plan of stages and choices.
+
+    choices: one per segment.
+    parameters: by full name, in any order.
+    rough: the prediction to carry.
+    """
+    different, segments = shared_choices(choices)
     return Plan(
         fingerprint=program.fingerprint(),
         model="",
         batch=program.batch,
         cluster=cluster.name,
-        stages=(Stage(0, len(program.segments), mesh, inputs, prologue),),
+        stages=tuple(stages),
         inputs=input_plans(program),
-        choices=tuple(choices),
-        segments=tuple(choices.index(point.point.choice) for point in chain.points),
-        parameters=_parameters(program, chain.points),
-        predicted=quick_prediction([point.point for point in chain.points], chain.microbatches, exact_peak=False),
-        microbatches=chain.microbatches,
-        precision=shardings.setting.precision,
-        optimizer=shardings.setting.optimizer,
-        compile=shardings.setting.compile,
+        choices=different,
+        segments=segments,
+        parameters={parameter.name: parameters[parameter.name] for parameter in program.parameters},
+        predicted=rough,
+        microbatches=microbatches,
+        precision=setting.precision,
+        optimizer=setting.optimizer,
+        compile=setting.compile,
     )
-
-
-def _parameters(program: Program, points: tuple[Point, ...]) -> dict[str, ParameterPlan]:
-    found: dict[str, ParameterPlan] = {}
-    for segment, point in zip(program.segments, points, strict=True):
-        for value, name in zip(program.graphs[segment.graph].params, segment.params, strict=True):
-            found.setdefault(name, point.parameters[value.name])
-    return {parameter.name: found[parameter.name] for parameter in program.parameters}

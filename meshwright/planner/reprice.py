@@ -1,4 +1,4 @@
-"""A plan priced again from scratch: what the solver said, or what an edit costs."""
+"""`Plan.price`: the prediction of a plan made anew, to check the planner or to price an edit."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from meshwright.price.check import check_plan
 
 
 def reprice(plan: Plan, program: Program) -> Plan:
-    """The same plan with its prediction made anew; the gap is what the solver proved."""
+    """The same plan with its prediction made anew; its gap is kept."""
     check_plan(plan, program)
     return predicted(plan, program)

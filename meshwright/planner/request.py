@@ -1,12 +1,13 @@
-"""PlanRequest: everything that a planner is asked."""
+"""PlanRequest: the model, the cluster and the constraints of one search."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
-from meshwright.pins.check import MOST_AXES
+from meshwright.plan.validate import preset_named
 from meshwright.planner.effort import EFFORTS, SIMPLER_WITHIN, Effort
 from meshwright.price.parameter import Setting
 
@@ -21,13 +22,12 @@ class PlanRequest:
     program: captured in the dtype it computes in.
     model: the name by which a Plan refers to it.
     memory_bytes: limit per device; None is the device's own, less `headroom`.
-    setting: optimizer, precision, compiled or not, what waits on the host.
+    setting: optimizer, precision, compiled or not, what is offloaded to the host.
     pins: as text.
-    max_axes: of a mesh.
-    fit: refuse where nothing fits; otherwise the fastest of the most micro-batches is the answer.
-    recompute: where memory binds, activations may be recomputed in backward.
-    stage_method: how pipelines' stages are searched for.
-    simpler_within: of plans whose steps differ by no more than this part the simplest is taken.
+    fit: refuse where nothing fits; otherwise return the fastest plan of the most micro-batches.
+    recompute: activations may be recomputed in backward where memory binds.
+    stage_method: how the stages of pipelines are searched.
+    simpler_within: the simplest of all plans within this part of the fastest step is taken.
     effort: limits of the search, in work.
     gap: the search ends once its incumbent is proven to be within this part of the fastest plan.
     headroom: part of each device that is left free where no limit is given.
@@ -39,7 +39,6 @@ class PlanRequest:
     memory_bytes: int | None = None
     setting: Setting = field(default_factory=Setting)
     pins: tuple[str, ...] = ()
-    max_axes: int = MOST_AXES
     fit: bool = True
     recompute: bool = True
     stage_method: str = "auto"
@@ -50,6 +49,26 @@ class PlanRequest:
 
     @property
     def budget_bytes(self) -> int:
-        """What a plan of one stage may fill of each device."""
+        """Bytes of each device that a plan of one stage may fill."""
         device = self.cluster.mesh((self.cluster.device_count,)).device
         return device.limit_bytes(self.memory_bytes, self.headroom)
+
+    @property
+    def plan_fields(self) -> dict[str, Any]:
+        """Fields of a Plan that the request sets, not the search."""
+        return {
+            "model": self.model,
+            "memory_bytes": self.memory_bytes,
+            "headroom": self.headroom,
+            "pins": self.pins,
+            "cluster": self._cluster_name(),
+            "compile": self.setting.compile,
+            "answers": self.program.answers,
+            "form": self.program.form,
+        }
+
+    def _cluster_name(self) -> str:
+        """The name by which a Plan refers to the cluster: marked where it is a preset's, whose devices are others."""
+        preset = preset_named(self.cluster.name)
+        changed = preset is not None and preset.device_names() != self.cluster.device_names()
+        return f"{self.cluster.name} (changed)" if changed else self.cluster.name

@@ -1,4 +1,4 @@
-"""Records what a search does, for `Plan.search_log`, and tells its progress on the way."""
+"""SearchRecorder: the nodes and incumbents of a search, for `Plan.search_log` and for progress lines."""
 
 from __future__ import annotations
 
@@ -16,22 +16,26 @@ Progress = Callable[[str], None]
 
 @dataclass(slots=True)
 class SearchRecorder:
-    """progress, looking: are told of every incumbent, and of every node, as text. stop: may end the search from the
-    first incumbent on."""
+    """Records events and reports them.
 
-    progress: Progress | None = None
-    looking: Progress | None = None
+    on_incumbent: called with a line of text for every incumbent.
+    on_node: called with the name of every node.
+    stop: may end the search from the first incumbent on.
+    """
+
+    on_incumbent: Progress | None = None
+    on_node: Progress | None = None
     stop: Stop | None = None
     events: list[SearchEvent] = field(default_factory=list)
 
     def incumbent(self, node: str, step_s: float, gap: float | None = None) -> None:
-        """A plan that is faster than all before. gap: to the bounds on plans of one stage."""
+        """A plan that is faster than all before. gap: to the lower bound on plans of one stage."""
         proven = "" if gap is None else f"gap at most {gap:.1%} without pipelines"
         self.events.append(SearchEvent(node, "incumbent", proven, None, step_s))
         if self.stop:
             self.stop.found = True
-        if self.progress:
-            self.progress(f"{node}: {step_s:.4g} s{', ' + proven if proven else ''}")
+        if self.on_incumbent:
+            self.on_incumbent(f"{node}: {step_s:.4g} s{', ' + proven if proven else ''}")
 
     def expanded(self, node: str, why: str, bound_s: float | None = None, step_s: float | None = None) -> None:
         self._add(node, "expanded", why, bound_s, step_s)
@@ -40,7 +44,7 @@ class SearchRecorder:
         self._add(node, "pruned", why, bound_s)
 
     def stopped(self, node: str, why: str) -> None:
-        """The search ended here by request or for its effort, not by proof."""
+        """The search ended here on request or for its limit of effort, not by proof."""
         self._add(node, "stopped", why)
 
     def log(self) -> SearchLog:
@@ -48,23 +52,24 @@ class SearchRecorder:
 
     def _add(self, node: str, what: str, why: str, bound_s: float | None = None, step_s: float | None = None) -> None:
         self.events.append(SearchEvent(node, what, why, _known(bound_s), _known(step_s)))
-        if self.looking:
-            self.looking(node)
+        if self.on_node:
+            self.on_node(node)
 
 
 def mesh_node(mesh: str, microbatches: int) -> str:
-    """A node of the search for plans of one stage."""
+    """The name of a node of the search for plans of one stage."""
     return f"mesh {mesh}, {counted(microbatches, 'micro-batch')}"
 
 
 def not_below(cutoff_s: float, incumbent_s: float) -> str:
-    """Why a node goes whose bound is not below the cutoff."""
+    """Why a node is pruned whose bound is not below the cutoff."""
     if cutoff_s < incumbent_s:
         return f"its bound is within {1 - cutoff_s / incumbent_s:.2%} of the incumbent"
     return "its bound is not below the incumbent"
 
 
 def over_budget(needed_bytes: float, budget_bytes: int) -> str:
+    """Why a node is pruned that needs more memory than there is."""
     return f"needs {show_bytes(int(needed_bytes))} at least, of {show_bytes(budget_bytes)}"
 
 

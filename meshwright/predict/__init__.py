@@ -1,4 +1,4 @@
-"""What a plan takes and holds: its Instructions, played with costs made from the plan alone."""
+"""Predictions: the seconds and bytes of a plan, by playing its Instructions with costs made from the plan alone."""
 
 from meshwright.predict.step import predict, predicted
 

@@ -1,4 +1,4 @@
-"""How a plan of one stage runs each of its segments, read off their traced pairs: what is kept, recomputed, chunked."""
+"""Rematerialisation of a plan of one stage, as RematPoints of its segments' traced pairs."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from meshwright.remat.way import cut_way
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Of one segment: all kept, and as the plan has it."""
+    """RematPoints of one segment: `whole` keeps everything, `way` is the plan's."""
 
     whole: RematPoint
     way: RematPoint
 
     @property
-    def gather_per_use_s(self) -> float:
-        """What the way takes longer."""
+    def recompute_s(self) -> float:
+        """Seconds by which the plan's way is slower."""
         return max(0.0, self.way.seconds - self.whole.seconds)
 
 
 def chosen_ways(plan: Plan, program: Program) -> list[Chosen]:
-    """Of every segment; those that are alike are cut once."""
+    """`Chosen` of every segment; equal segments are cut once."""
     return _Ways(plan, program).found()
 
 
 def passing_ways(plan: Plan, program: Program) -> list[RematPoint]:
-    """Of every segment, the way that keeps nothing it can recompute: what a pass holds while it runs."""
+    """Of every segment, the way that keeps nothing it can recompute: a forward that saves nothing."""
     ways = _Ways(plan, program)
     known: dict[int, RematPoint] = {}
     for graph in ways.graphs:
@@ -75,7 +75,7 @@ class _Ways:
         return found
 
     def _saved(self, graph: SegmentGraph, choice: Choice) -> frozenset[str]:
-        """Of a segment that is not the last in chunks, which keeps gradients."""
+        """Saved values of a segment; none of the chunked tail, which keeps gradients."""
         if choice.chunks > 1 and graph is self.graphs[-1]:
             return frozenset()
         key = (id(graph), choice.recompute, choice.keep)
@@ -84,8 +84,10 @@ class _Ways:
         return self.saves[key]
 
     def _held(self, saved: Sequence[frozenset[str]]) -> list[tuple[str, ...]]:
-        """Per segment what of its saved values another one keeps as long: outputs that the next one saves, inputs that
-        one before it saves."""
+        """Of each segment, the saved values that another segment keeps as long.
+
+        These are outputs that the next segment saves, and inputs that an earlier one saves.
+        """
         found: list[tuple[str, ...]] = []
         kept: set[str] = set()
         segments = self.program.segments
@@ -99,7 +101,7 @@ class _Ways:
         return found
 
     def _reads(self, index: int, saved: frozenset[str]) -> dict[str, str]:
-        """Inputs that it saves: their names in the program, and its own."""
+        """Saved inputs of a segment: name in the program -> local name."""
         pairs = zip(self.program.segments[index].inputs, self.graphs[index].inputs, strict=True)
         return {name: label(value.name) for name, value in pairs if label(value.name) in saved}
 
@@ -140,7 +142,7 @@ class _Ways:
 
 
 def _away(joint: Joint, names: tuple[str, ...], kept: RematPoint) -> RematPoint:
-    """With these values on the host between forward and backward; seconds are those of the simulator's lanes."""
+    """The way with these values offloaded; seconds of copies are those of the simulator's lanes."""
     if not names:
         return kept
     moved = sum(storage_bytes(node) for node, name in joint.names.items() if name in names)

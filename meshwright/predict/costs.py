@@ -1,4 +1,4 @@
-"""What the segments and messages of a plan cost, from the plan alone."""
+"""Costs of a plan for the simulator: its segments and messages, from the plan alone."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from meshwright.simulate import Costs, SegmentCost
 
 
 def stage_costs(plan: Plan, program: Program, number: int, exact: bool = True) -> list[SegmentCost]:
-    """exact: bytes are read off the segments' traced pairs. They are in any case where one of them recomputes."""
+    """Costs of the segments of stage `number`.
+
+    exact: bytes are read off traced pairs, which they are in any case where a segment recomputes.
+    """
     return _hosted(*_device_costs(plan, program, number, exact))
 
 
 def _device_costs(
     plan: Plan, program: Program, number: int, exact: bool
 ) -> tuple[list[SegmentCost], list[Piece], list[float]]:
-    """Costs of a stage's segments, their pieces, and seconds of what each recomputes, hosts aside."""
+    """(costs of a stage's segments without the host, their pieces, seconds that each recomputes)."""
     stage, micro = plan.stages[number], plan.microbatches
     pieces = stage_pieces(plan, program, number)
     if plan.compile and exact:
@@ -54,19 +57,19 @@ def _device_costs(
 def _compiled_costs(
     plan: Plan, program: Program, number: int, pieces: list[Piece]
 ) -> tuple[list[SegmentCost], list[Piece], list[float]]:
-    """`_device_costs` of segments that run compiled: seconds of their traced pairs, which have what they recompute."""
+    """`_device_costs` of compiled segments: seconds of traced pairs, recomputation included."""
     stage, found, traced = plan.stages[number], [], []
     for index, piece in zip(stage.segments, pieces, strict=True):
         kept, whole = way_of(plan, program, stage, index), way_of(plan, program, stage, index, whole=True)
         traced.append(piece.traced(kept))
         cost, recomputes = traced[-1].cost(plan.microbatches), bool(plan.choice(index).recompute)
-        gather_per_use_s = (
+        recompute_s = (
             min(max(0.0, kept.seconds - whole.seconds), traced[-1].point.backward_input_s) if recomputes else 0.0
         )
         made = replace(
             cost,
-            backward_input_s=cost.backward_input_s - gather_per_use_s,
-            recompute_s=gather_per_use_s,
+            backward_input_s=cost.backward_input_s - recompute_s,
+            recompute_s=recompute_s,
             resident_bytes=kept.resident_bytes,
             forward_transient_bytes=kept.forward_transient_bytes + piece.gathered,
             backward_transient_bytes=kept.backward_transient_bytes + piece.gathered,
@@ -76,12 +79,12 @@ def _compiled_costs(
     return found, traced, [0.0] * len(found)
 
 
-def _hosted(costs: list[SegmentCost], pieces: list[Piece], gather_per_use_s: list[float]) -> list[SegmentCost]:
-    """A stage whose device waits for its host takes what the host needs."""
+def _hosted(costs: list[SegmentCost], pieces: list[Piece], recompute_s: list[float]) -> list[SegmentCost]:
+    """The costs of a stage whose device waits for kernel launches are the host's seconds."""
     if not any(piece.point.forward_host_s or piece.point.step_host_s for piece in pieces):
         return costs
     asked = []
-    for cost, piece, more_s in zip(costs, pieces, gather_per_use_s, strict=True):
+    for cost, piece, more_s in zip(costs, pieces, recompute_s, strict=True):
         point, again = piece.point, more_s / piece.point.forward_s if piece.point.forward_s else 0.0
         forward_s, backward_s = point.forward_host_s * (1.0 + again), point.backward_host_s
         asked.append(replace(cost, forward_host_s=forward_s, backward_host_s=backward_s, step_host_s=point.step_host_s))
@@ -104,8 +107,11 @@ def _hosted(costs: list[SegmentCost], pieces: list[Piece], gather_per_use_s: lis
 
 
 def plan_costs(plan: Plan, program: Program, pipeline: Pipeline, exact: bool = True, overlap: bool = True) -> Costs:
-    """overlap: gathers and reductions overlap compute, as they do when the plan is run. A smaller last micro-batch
-    has seconds of its own; its bytes are counted as those of the others."""
+    """Costs of all segments and messages of a plan.
+
+    A smaller last micro-batch has seconds of its own; its bytes are counted as those of the others.
+    overlap: gathers and reductions overlap compute, as they do when the plan is run.
+    """
     segments = [cost for number in range(len(plan.stages)) for cost in stage_costs(plan, program, number, exact)]
     ranks = [group[0].mesh.world_size for group in plan.groups]
     found = Costs(segments, transfers(plan, program, pipeline), overlap, ranks=ranks)
@@ -117,7 +123,7 @@ def plan_costs(plan: Plan, program: Program, pipeline: Pipeline, exact: bool = T
 
 
 def _smaller(plan: Plan, smaller: Plan, program: Program, number: int, exact: bool) -> list[SegmentCost]:
-    """Costs of a stage's segments in the last micro-batch: what they recompute takes as much less as their forward."""
+    """Costs of a stage in a smaller last micro-batch; recomputation shrinks as forward does."""
     if plan.compile and exact:
         return _smaller_compiled(plan, smaller, program, number)
     full, _, again = _device_costs(plan, program, number, exact)
@@ -138,7 +144,7 @@ def _smaller(plan: Plan, smaller: Plan, program: Program, number: int, exact: bo
 
 
 def _smaller_compiled(plan: Plan, smaller: Plan, program: Program, number: int) -> list[SegmentCost]:
-    """Seconds of pairs that are traced at the smaller size; bytes are those of the others."""
+    """`_smaller` of compiled segments: seconds of pairs traced at the smaller size."""
     full, _, _ = _device_costs(plan, program, number, True)
     less, pieces, again = _device_costs(smaller, program, number, True)
     costs = [

@@ -1,5 +1,8 @@
-"""What a search compares on its way, of plans of one stage: seconds by the fast path of the clock (`price.overlap`),
-which a property test holds equal to the simulator, and everything that may be held at once as the peak."""
+"""Rough predictions of plans of one stage, for searches.
+
+Seconds are those of the fast path of the clock (`price.overlap`), which a property test holds equal to the simulator.
+The peak counts everything that may be held at once.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ NOTHING = Prediction(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0.0)
 def quick_prediction(
     points: Sequence[FrontierPoint], microbatches: int, exact_peak: bool, gradients: Sequence[int] = ()
 ) -> Prediction:
-    """Of a plan of one stage, its collectives and gap yet to come.
+    """The prediction without collectives and gap.
 
-    exact_peak: the transients are those of traced pairs, so what later segments will keep counts only once they run.
-    Otherwise everything held counts at every moment. gradients: what of the static bytes each segment's backward makes,
-    where they are not there from the beginning.
+    exact_peak: transients are those of traced pairs, so activations of later segments count only once these run.
+    Otherwise everything held counts at every moment.
+    gradients: bytes of each segment's static bytes that its backward makes.
     """
     static = sum(point.static_bytes for point in points) - sum(gradients)
     resident = sum(point.resident_bytes for point in points)

@@ -1,8 +1,8 @@
-"""What the segments of a plan of one stage cost.
+"""Costs of the segments of a plan of one stage.
 
-On one device, and wherever segments are compiled, seconds are those of their traced pairs: kernel by kernel, with the
-host's calls. On several devices, eager, they are priced op by op as the search for shardings has them, and what is made
-again is read off traced pairs. What is kept is so in any case.
+On one device, and wherever segments are compiled, seconds are those of traced pairs, kernel by kernel, with the host's
+launches. On several devices, eager, they are sums over ops, as in the search for shardings, and recomputation is read
+off traced pairs. Bytes are read off traced pairs in all cases.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from meshwright.simulate import Costs, SegmentCost
 
 
 def one_stage_costs(plan: Plan, program: Program) -> Costs:
-    """As the simulator takes them; with those of a smaller last micro-batch where there is one."""
+    """Costs for the simulator, with those of a smaller last micro-batch where there is one."""
     pieces, ways, gradients = stage_pieces(plan, program, 0), chosen_ways(plan, program), gradients_of(plan, program)
     rows = [
         _cost(plan, index, piece, way, size)
@@ -69,9 +69,9 @@ def _cost(plan: Plan, index: int, piece: Piece, chosen: Chosen, gradients: int) 
 
 
 def _timed(plan: Plan, found: SegmentCost, chosen: Chosen) -> SegmentCost:
-    """With what is recomputed, unless that is in the seconds already, and what copies to the host take of memory."""
-    way, gather_per_use_s, slower, call_s = chosen.way, 0.0 if is_traced(plan) else chosen.gather_per_use_s, 0.0, 0.0
-    more_host_s = found.forward_host_s * (gather_per_use_s / found.forward_s if found.forward_s else 0.0)
+    """The point with recomputation, unless its seconds include that, and with the memory bandwidth of host copies."""
+    way, recompute_s, slower, call_s = chosen.way, 0.0 if is_traced(plan) else chosen.recompute_s, 0.0, 0.0
+    more_host_s = found.forward_host_s * (recompute_s / found.forward_s if found.forward_s else 0.0)
     copies = copies_of(plan.mesh.device) if way.offloaded_bytes else None
     found = replace(found, offloaded_bytes=way.offloaded_bytes)
     if copies is not None:
@@ -80,14 +80,14 @@ def _timed(plan: Plan, found: SegmentCost, chosen: Chosen) -> SegmentCost:
     return replace(
         found,
         forward_s=found.forward_s + slower,
-        backward_input_s=found.backward_input_s + gather_per_use_s + slower,
+        backward_input_s=found.backward_input_s + recompute_s + slower,
         forward_host_s=found.forward_host_s + call_s,
         backward_host_s=found.backward_host_s + more_host_s + call_s,
     )
 
 
 def _more_gathers_s(plan: Plan, index: int, piece: Piece) -> float:
-    """What a nested order gathers more often than a step that runs every segment once."""
+    """Seconds of gathers that a nested order makes beyond those of one run of every segment."""
     if not plan.order or not piece.point.gather_per_use_s:
         return 0.0
     uses = chain_uses((index,), len(plan.segments), plan.microbatches, (index,) if piece.point.lookup else ())
@@ -96,7 +96,7 @@ def _more_gathers_s(plan: Plan, index: int, piece: Piece) -> float:
 
 
 def gradients_of(plan: Plan, program: Program) -> list[int]:
-    """Per segment, of the parameters whose gradients its backward makes first: those that no later one has."""
+    """Bytes of parameter gradients that each segment's backward makes first."""
     found, known = [0] * len(program.segments), setting_of(plan)
     for parameter in program.parameters:
         last = program.uses_of(parameter.name)[-1]
@@ -107,8 +107,10 @@ def gradients_of(plan: Plan, program: Program) -> list[int]:
 
 
 def static_bytes(plan: Plan, program: Program) -> tuple[int, list[int]]:
-    """(bytes that are there all the time; per segment the gradients that its backward makes). Of several micro-batches
-    all gradients are there all the time."""
+    """(bytes held throughout a step, gradient bytes that each segment's backward makes).
+
+    With several micro-batches all gradients are held throughout.
+    """
     held = sum(piece.point.static_bytes for piece in stage_pieces(plan, program, 0))
     held += common_bytes(plan, program) if plan.world_size == 1 else 0
     if plan.microbatches > 1:
@@ -118,7 +120,7 @@ def static_bytes(plan: Plan, program: Program) -> tuple[int, list[int]]:
 
 
 def common_bytes(plan: Plan, program: Program) -> int:
-    """The batch, buffers, common values, and parameters that nothing reads: on one device they are in the budget."""
+    """Bytes of the batch, buffers, common values and unread parameters, which count on one device."""
     prologue = sharded_prologue(program, plan)
     values = prologue.values()
     found = program.unused_bytes + sum(type_bytes(buffer.type) for buffer in program.buffers)
@@ -130,7 +132,7 @@ def common_bytes(plan: Plan, program: Program) -> int:
 
 
 def _smaller(full: SegmentCost, piece: Piece, smaller: Piece) -> SegmentCost:
-    """In the last micro-batch: all that it takes is less in the measure of its ops' forward and backward."""
+    """Costs in a smaller last micro-batch: all seconds shrink as those of the ops do."""
     each_s, less_s = (one.point.forward_s + one.point.backward_s for one in (piece, smaller))
     share = min(1.0, less_s / each_s) if each_s else 1.0
     return replace(

@@ -1,4 +1,4 @@
-"""A stage's segments priced from the plan alone, everything kept: op by op, with their parameters."""
+"""Pieces: the segments of a stage with everything kept, priced op by op from the plan alone."""
 
 from __future__ import annotations
 
@@ -26,9 +26,15 @@ def setting_of(plan: Plan) -> Setting:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A segment of a stage, everything kept. gathered: bytes of weights besides its transients. gradients: bytes that
-    its parameters' take from its first backward on. add_s: of a backward, adding gradients to those of other
-    micro-batches. hosted: updates of parameters whose state is on the host; link_s: of gathers, copies from there."""
+    """A segment of a stage with everything kept.
+
+    gathered: bytes of gathered weights, besides the transients.
+    gradients: bytes of parameter gradients from the first backward on.
+    replica: the tied replica that the segment is first to read.
+    add_s: in each backward, adding gradients to those of other micro-batches.
+    hosted: updates of parameters whose states are on the host.
+    link_s: the part of gathers that is copies from the host.
+    """
 
     point: FrontierPoint
     gathered: int
@@ -39,7 +45,7 @@ class Piece:
     link_s: float = 0.0
 
     def with_hosted(self, cost: SegmentCost) -> SegmentCost:
-        """With the updates of what is on the host apart from those of the others."""
+        """The cost with updates of offloaded states apart from the others."""
         if self.hosted is None:
             return cost
         return replace(
@@ -52,7 +58,7 @@ class Piece:
         )
 
     def traced(self, way: RematPoint) -> Piece:
-        """With the seconds of its traced pair instead of its ops', on the device and on the host."""
+        """The piece with seconds of a traced pair, on device and host."""
         weight_s = min(way.weight_s, way.backward_s)
         point = replace(
             self.point,
@@ -65,7 +71,7 @@ class Piece:
         return replace(self, point=point)
 
     def cost(self, microbatches: int, ways: tuple[RematPoint, ...] = (), kept: RematPoint | None = None) -> SegmentCost:
-        """As the simulator takes it; with `kept`, as one of its ways."""
+        """The cost for the simulator, everything kept or by the way `kept`."""
         point = self.point if kept is None else kept_point(self.point, self.gathered, ways, kept)
         restored = None if kept is None else max(0, ways[0].resident_bytes - kept.resident_bytes)
         found = self.with_hosted(per_microbatch(point, microbatches))
@@ -73,10 +79,8 @@ class Piece:
         if kept is not None:
             found = replace(found, rest_bytes=kept.rest_bytes, added_bytes=kept.added_bytes)
             if kept.recompute and kept.chunks == 1:  # an instruction of its own; of chunks, a part of each backward
-                gather_per_use_s = max(0.0, kept.seconds - ways[0].seconds)
-                found = replace(
-                    found, backward_input_s=found.backward_input_s - gather_per_use_s, recompute_s=gather_per_use_s
-                )
+                recompute_s = max(0.0, kept.seconds - ways[0].seconds)
+                found = replace(found, backward_input_s=found.backward_input_s - recompute_s, recompute_s=recompute_s)
         if self.replica is None:
             return found
         return replace(
@@ -95,7 +99,7 @@ MOST_KNOWN = 1024
 
 
 def stage_pieces(plan: Plan, program: Program, number: int) -> list[Piece]:
-    """The segments of `plan.stages[number]`; those that are alike are priced once."""
+    """Pieces of `plan.stages[number]`; equal segments are priced once."""
     stage, setting = plan.stages[number], setting_of(plan)
     mesh, model, texts = stand_in(stage.mesh), model_of(program), dict[int, str]()
     found = []
@@ -138,7 +142,7 @@ def _piece(
 
 
 def _hosting(plan: Plan, program: Program, stage: Stage, index: int, piece: Piece) -> Piece:
-    """With the weights of earlier stages that this segment is the first here to read."""
+    """The piece with the tied replicas that this segment is first in the stage to read."""
     replica = None
     for name in _tied_replicas(program, stage, index):
         price = _tied_replica(plan, program, stage, index, name)
@@ -149,8 +153,10 @@ def _hosting(plan: Plan, program: Program, stage: Stage, index: int, piece: Piec
 def _parameters(
     plan: Plan, program: Program, stage: Stage, index: int
 ) -> tuple[dict[str, ParameterPlan], dict[str, float]]:
-    """By local name: what was decided for each, and of those that count here how many segments of the stage's ranks
-    use them; in a chain that is one stage, less those that find it gathered."""
+    """(parameter plans by local name, number of uses of those that count here).
+
+    In a chain of one stage uses that find the weight gathered are not counted.
+    """
     segment, alone = program.segments[index], len(plan.stages) == 1
     own = [one.segments for one in plan.stages if one.mesh.ranks == stage.mesh.ranks]
     lookups = lookup_segments(program) if alone else frozenset[int]()
@@ -168,7 +174,7 @@ def _parameters(
 
 
 def _tied_replicas(program: Program, stage: Stage, index: int) -> list[str]:
-    """Weights of an earlier stage that this segment is the first here to read."""
+    """Tied replicas that this segment is first in the stage to read."""
     names = program.segments[index].params
     return [name for name in stage.tied_replicas if name in names and _first_here(program, stage, name) == index]
 
@@ -198,8 +204,11 @@ def _sum(one: TiedReplicaPrice, other: TiedReplicaPrice) -> TiedReplicaPrice:
 
 
 def per_microbatch(point: FrontierPoint, microbatches: int) -> SegmentCost:
-    """Gathers that each use pays and reductions of every micro-batch, as part of what a micro-batch takes. Of several,
-    gradients are summed among the static bytes until they are reduced."""
+    """A FrontierPoint as the cost of one micro-batch.
+
+    Gathers of each use and reductions of every micro-batch are part of it. With several micro-batches the sums of
+    gradients are static bytes until they are reduced.
+    """
     cost = SegmentCost.of(point)
     return replace(
         cost,
@@ -226,8 +235,7 @@ MOST_STAND_INS = 1024
 
 
 def stand_in(mesh: Mesh) -> Mesh:
-    """A mesh that no price can tell from this one, the same for all that are alike: what is known of one is known of
-    all stages on such meshes."""
+    """A representative of all meshes with the same prices, so that what is known of one serves all."""
     key = (mesh.axes, mesh.device, mesh.flat)
     if key not in _stand_ins:
         if len(_stand_ins) >= MOST_STAND_INS:

@@ -1,4 +1,4 @@
-"""A plan played by the simulator: its segments priced again from the plan alone, its instructions as they will run."""
+"""`simulate_plan`: the timeline of one step of a plan, instruction by instruction."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from meshwright.simulate import Costs, Timeline, simulate
 
 
 def simulate_plan(plan: Plan, program: Program, *, overlap: bool = True) -> Timeline:
-    """One step, as it is predicted. `overlap`: gathers and reductions overlap compute where the runtime does so."""
+    """The timeline of one step, as `predict` has it.
+
+    overlap: gathers and reductions overlap compute where the runtime does so.
+    """
     check_plan(plan, program)
     found = play(plan, program, overlap=overlap)
-    costs = _with_links(plan, program, found.costs)
+    costs = _with_inner_collectives(plan, program, found.costs)
     return simulate(plan_lists(found.plan, program), costs, reads=reads_of(program))
 
 
-def _with_links(plan: Plan, program: Program, costs: Costs) -> Costs:
-    """With what of their segments' own seconds collectives take: nothing of a segment overlaps these."""
+def _with_inner_collectives(plan: Plan, program: Program, costs: Costs) -> Costs:
+    """The costs with the seconds of collectives inside segments, which overlap nothing of their segment."""
     alike: dict[object, tuple[float, float]] = {}
     found = []
     for index, cost in enumerate(costs.segments):
@@ -39,5 +42,5 @@ def _with_links(plan: Plan, program: Program, costs: Costs) -> Costs:
         found.append(replace(cost, forward_comm_s=alike[key][0], backward_comm_s=alike[key][1]))
     last, smaller = costs.last, plan.remainder
     if last is not None and smaller is not None:
-        last = _with_links(smaller, program, last)
+        last = _with_inner_collectives(smaller, program, last)
     return replace(costs, segments=found, last=last)

@@ -1,4 +1,4 @@
-"""What a pipeline makes one rank communicate in a step, collectives and messages: the list a run is held to."""
+"""Traffic of a rank of a pipeline in a step, collectives and messages, which runs are checked against."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALL = "all ranks"
 
 
 def rank_traffic(plan: Plan, program: Program, rank: int) -> Counter[Collective]:
-    """Everything but what recomputing repeats. A message's axis names the rank at its other end."""
+    """All traffic but that of recomputation. A message's axis names the rank at its other end."""
     number = plan.stage_at(rank)
     found: Counter[Collective] = Counter()
     for stage in plan.groups[number]:
@@ -34,7 +34,7 @@ def rank_traffic(plan: Plan, program: Program, rank: int) -> Counter[Collective]
             found.update(segment_collectives(plan, program, index))
     if plan.groups[number][-1].end == len(program.segments):
         found.update(count_collectives(plan, program))
-    found.update(_told(plan, program))
+    found.update(_broadcasts(plan, program))
     for part, times in plan.cut:
         found.update(_messages(part, program, number, rank, times))
     found.update(_tied_replicas(plan, program, rank))
@@ -42,14 +42,14 @@ def rank_traffic(plan: Plan, program: Program, rank: int) -> Counter[Collective]
 
 
 def stage_traffic(plan: Plan, program: Program, number: int) -> tuple[Traffic, ...]:
-    """Of the first rank of a physical stage, most bytes first."""
+    """Traffic of the first rank of a physical stage, most bytes first."""
     counted = rank_traffic(plan, program, plan.groups[number][0].mesh.ranks[0])
     found = [Traffic(one.kind, one.axis, one.bytes, count) for one, count in counted.items()]
     return tuple(sorted(found, key=lambda one: (-one.bytes * one.count, one.kind, one.axis)))
 
 
 def communication_s(plan: Plan, number: int, traffic: Sequence[Traffic]) -> float:
-    """Seconds of a stage's traffic, one after the other. Its runs of segments may name their axes differently."""
+    """Seconds of a stage's traffic in sequence. Its runs of segments may name their axes differently."""
     axes = {axis.name: axis for stage in plan.groups[number] for axis in stage.mesh.axes + stage.mesh.flat}
     pair, own = pair_of(plan), plan.groups[number][0].mesh.ranks[0]
     total_s = 0.0
@@ -76,8 +76,8 @@ def _computing(plan: Plan, program: Program, index: int, times: int) -> Iterator
         yield from step.conversion.backward * times if values[step.value].grad else ()
 
 
-def _told(plan: Plan, program: Program) -> Iterator[Collective]:
-    """What the last stage tells all: the loss, and how much micro-batches weigh where that is counted."""
+def _broadcasts(plan: Plan, program: Program) -> Iterator[Collective]:
+    """Broadcasts of the last stage: the loss, and the weights of micro-batches where targets are counted."""
     last = program.graph(program.segments[-1]).at(plan.microbatch)
     yield Collective("broadcast", ALL, last.values()[last.outputs[0]].type.itemsize)
     if plan.microbatches > 1 and averaging(program).kind == "count":

@@ -1,4 +1,4 @@
-"""Predictions of a pipeline's stages: what each takes of a micro-batch, holds, and how it fares on the clock."""
+"""StagePredictions: seconds of a micro-batch, bytes, and times on the clock of a pipeline's stages."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _send_s(plan: Plan, costs: Costs, stage: Stage) -> float:
 
 
 def held_bytes(plan: Plan, program: Program) -> list[int]:
-    """By physical stage, roughly and without playing it: its state, and what its micro-batches in flight keep."""
+    """Rough bytes of each physical stage, without playing it: state, and activations in flight."""
     own = [stage_costs(plan, program, number, exact=False) for number in range(len(plan.stages))]
     costs = Costs([cost for run in own for cost in run], {})
     stages = stage_predictions(plan, costs)
@@ -57,7 +57,7 @@ def held_bytes(plan: Plan, program: Program) -> list[int]:
 
 
 def stage_figures(plan: Plan, costs: Costs, timeline: Timeline) -> dict[str, object]:
-    """Seconds of the busiest stage, bytes of the fullest one."""
+    """Prediction figures of a pipeline: seconds of the busiest stage, bytes of the fullest one."""
     stages = tuple(
         replace(
             stage,

@@ -1,6 +1,6 @@
-"""`predict`: a plan's own Instructions, played by the simulator with costs made from the plan and its program alone.
+"""`predict`: the Prediction of a plan, by playing its Instructions with costs made from the plan and its program.
 
-The only place where a plan gets its Prediction. One stage is a list of one stage.
+No other code makes a plan's Prediction. A plan of one stage is played as a list of one stage.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_LISTED = 128
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """plan: with the order of a searched schedule, and what its stages take."""
+    """plan: with the tasks of a searched schedule and the predictions of its stages."""
 
     plan: Plan
     costs: Costs
@@ -37,8 +37,11 @@ class Played:
 
 
 def play(plan: Plan, program: Program, *, exact: bool = True, overlap: bool = True, spans: bool = False) -> Played:
-    """One step of the plan on the clock. exact: a pipeline's bytes are read off traced pairs, which searching does
-    without. overlap: gathers and reductions overlap compute, as they do when the plan is run."""
+    """One step of the plan on the clock.
+
+    exact: bytes of a pipeline are read off traced pairs; searches do without.
+    overlap: gathers and reductions overlap compute, as they do when the plan is run.
+    """
     if len(plan.stages) == 1:
         costs = replace(one_stage_costs(plan, program), overlap=overlap)
         return Played(plan, costs, simulate(plan_lists(plan, program), costs, spans=spans))
@@ -50,7 +53,7 @@ def play(plan: Plan, program: Program, *, exact: bool = True, overlap: bool = Tr
 
 
 def predict(plan: Plan, program: Program) -> Prediction:
-    """Of any plan; the gap is the plan's own."""
+    """The Prediction of any plan, with the plan's own gap."""
     return predicted(plan, program).predicted
 
 
@@ -69,7 +72,7 @@ _last: list[tuple[Plan, Program, Timeline]] = CACHES.own([])
 
 
 def pipeline_predicted(plan: Plan, program: Program, exact: bool = True) -> tuple[Plan, Timeline]:
-    """A pipeline with its Prediction, its collectives yet to come. What was predicted exactly last is remembered."""
+    """A pipeline with its Prediction, without collectives. The last exact prediction is remembered."""
     for known, of, played_before in _last if exact else ():
         if of is program and _as_asked(known, plan) == plan:
             return _as_asked(known, plan), played_before
@@ -82,14 +85,14 @@ def pipeline_predicted(plan: Plan, program: Program, exact: bool = True) -> tupl
 
 
 def _as_asked(plan: Plan, by: Plan) -> Plan:
-    """The plan under the model, budget and pins of another: its prediction depends on none of them."""
+    """The plan with the model, budget and pins of another, on which predictions do not depend."""
     return replace(
         plan, model=by.model, memory_bytes=by.memory_bytes, headroom=by.headroom, pins=by.pins, cluster=by.cluster
     )
 
 
 def _listed(plan: Plan, program: Program) -> Plan:
-    """With what each stage communicates, and what that of the busiest takes."""
+    """The prediction with the collectives of each stage, and the seconds of the busiest stage's."""
     if plan.world_size > MOST_LISTED:
         return plan
     listed = [stage_traffic.stage_traffic(plan, program, number) for number in range(len(plan.groups))]
@@ -133,8 +136,7 @@ def _one_stage(plan: Plan, program: Program, found: Played) -> Prediction:
 
 
 def _nested(plan: Plan, program: Program, costs: Costs) -> Nested:
-    """What an order holds besides what is always there; each run of a layer holds copies of its weights too, gathered
-    or in the dtype that it computes in."""
+    """The peak of a nested order. Each run of a layer holds gathered or cast copies of its weights too."""
     chosen = [one.way for one in chosen_ways(plan, program)]
     copies = [
         row.forward_transient_bytes - one.forward_transient_bytes

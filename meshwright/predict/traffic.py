@@ -1,4 +1,4 @@
-"""What a plan makes one rank communicate in a step, collective by collective: the list a run is held to."""
+"""Collectives of one rank in a step of a plan, one by one, which runs are checked against."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COUNT_BYTES = 8
 
 
 def collectives_of(plan: Plan, program: Program) -> tuple[Collective, ...]:
-    """In no particular order: every conversion and lowering of every segment, every gather and reduction."""
+    """Every conversion and lowering of every segment, every gather and reduction, in no particular order."""
     found: list[Collective] = []
     alike: dict[object, list[Collective]] = {}
     for index, segment in enumerate(program.segments):
@@ -43,7 +43,7 @@ def collectives_of(plan: Plan, program: Program) -> tuple[Collective, ...]:
 def _inside(
     plan: Plan, program: Program, index: int, shared_values: dict[str, Layout], micro: int
 ) -> Iterator[Collective]:
-    """Of one segment in so many micro-batches; forwards as often as the order has them."""
+    """Collectives of one segment in `micro` micro-batches, forwards as often as the order has them."""
     forwards = micro * (1 + passes_of(plan.order, index))
     for forward, some in halves(plan, program, index, shared_values):
         yield from some * (forwards if forward else micro)
@@ -52,8 +52,10 @@ def _inside(
 def halves(
     plan: Plan, program: Program, index: int, shared_values: dict[str, Layout]
 ) -> Iterator[tuple[bool, tuple[Collective, ...]]]:
-    """Of one segment in one micro-batch: its conversions, what lowerings run, what is recomputed; and whether in its
-    forward. Of a last segment in chunks all is."""
+    """(is in forward, collectives) of one segment in one micro-batch: conversions, lowerings, recomputation.
+
+    All of a chunked tail counts as forward.
+    """
     choice, last = plan.choice(index), index == len(program.segments) - 1
     if choice.chunks > 1 and last:
         yield True, tuple(_in_chunks(plan, program, index))
@@ -74,7 +76,7 @@ def halves(
 
 
 def _in_chunks(plan: Plan, program: Program, index: int) -> list[Collective]:
-    """Of a last segment that runs chunk by chunk; where targets are counted, ranks add up how many each chunk has."""
+    """Collectives of a chunked tail. Where targets are counted, ranks sum the numbers of each chunk."""
     choice = plan.choice(index)
     part = sharded_segment(program, plan, index, plan.microbatch // choice.chunks)
     halves = cut_of(plan, program, index, plan.microbatch // choice.chunks).halves
@@ -87,7 +89,7 @@ def _in_chunks(plan: Plan, program: Program, index: int) -> list[Collective]:
 
 
 def cut_of(plan: Plan, program: Program, index: int, batch: int) -> Cut:
-    """What a segment at this batch keeps for backward, and what backward makes again."""
+    """The cut of a segment's joint graph at this batch."""
     choice, device = plan.choice(index), plan.stage_of(index).mesh.device
     joint = traced_for(device)(sharded_segment(program, plan, index, batch))
     return cut_at(joint, choice.recompute, choice.keep, run=False)

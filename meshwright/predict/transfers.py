@@ -1,4 +1,4 @@
-"""What a pipeline's messages take: every value that crosses between stages, there and its gradient back."""
+"""Transfers: the messages of a pipeline, values forward and gradients back."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ def rate_of(plan: Plan, source: int, target: int) -> Rate:
 
 
 def transfers(plan: Plan, program: Program, pipeline: Pipeline) -> dict[tuple[int, int, int], Transfer]:
-    """Every message between stages, there and back, by its slices on the stages' meshes. What is reduced before a
-    gradient sets out is part of its way."""
+    """Every message between stages by its slices. A gradient's reduction before it is sent is part of its message."""
     found: dict[tuple[int, int, int], Transfer] = {}
     for number in range(pipeline.stages):
         edges = Edges(plan, program, pipeline, number)
@@ -46,7 +45,7 @@ def transfers(plan: Plan, program: Program, pipeline: Pipeline) -> dict[tuple[in
 
 
 def _ports(plan: Plan, source: int, target: int) -> tuple[str, ...]:
-    """What messages share: a stage's way out and another's way in, over links of the same rate."""
+    """Resources that messages share: a stage's way out and another's way in, over links of the same rate."""
     rate = rate_of(plan, source, target).bandwidth
     return (f"out of {source} at {rate:.3g}", f"into {target} at {rate:.3g}")
 

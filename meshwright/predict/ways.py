@@ -1,4 +1,4 @@
-"""What the segments of one stage may keep, on their traced pairs."""
+"""RematPoints of a stage's segments, from their traced pairs; remembered."""
 
 from __future__ import annotations
 
@@ -20,31 +20,43 @@ MOST_KNOWN = 256
 
 
 def bare(choice: Choice) -> Choice:
-    """The same sharding, everything kept."""
+    """The choice with everything kept."""
     return replace(choice, recompute=(), keep=(), chunks=1, offload=())
 
 
 def with_choices(plan: Plan, chosen: Sequence[Choice]) -> Plan:
-    """The plan with these Choices, one per segment; equal ones are shared."""
+    """The plan with these Choices, one per segment."""
+    choices, segments = shared_choices(chosen)
+    return replace(plan, choices=choices, segments=segments)
+
+
+def shared_choices(chosen: Sequence[Choice]) -> tuple[tuple[Choice, ...], tuple[int, ...]]:
+    """(the different Choices, the place of each segment's among them) of one Choice per segment."""
     choices: list[Choice] = []
+    places: dict[int, int] = {}
     for choice in chosen:
-        if choice not in choices:
-            choices.append(choice)
-    return replace(plan, choices=tuple(choices), segments=tuple(choices.index(choice) for choice in chosen))
+        if id(choice) not in places:
+            if choice not in choices:
+                choices.append(choice)
+            places[id(choice)] = choices.index(choice)
+    return tuple(choices), tuple(places[id(choice)] for choice in chosen)
 
 
 _last: list[tuple[Program, str]] = CACHES.own([])
 
 
 def model_of(program: Program) -> str:
-    """The program's fingerprint, remembered for the one that was asked for last."""
+    """The program's fingerprint, remembered for the last program."""
     if not _last or _last[0][0] is not program:
         _last[:] = [(program, program.fingerprint())]
     return _last[0][1]
 
 
 def stage_ways(plan: Plan, program: Program, stage: Stage, few: bool = False) -> list[tuple[RematPoint, ...]]:
-    """Of each of the stage's segments, from keeping all to recomputing all. few: of those that keep all, the first."""
+    """RematPoints of each of the stage's segments, from keeping all to recomputing all.
+
+    few: segments that keep all have this point alone.
+    """
     mesh = stage.mesh
     costs, traced = NodeCosts(mesh.device, plan.compile, mesh), traced_for(mesh.device)
     found = []
@@ -60,8 +72,10 @@ def stage_ways(plan: Plan, program: Program, stage: Stage, few: bool = False) ->
 
 
 def way_of(plan: Plan, program: Program, stage: Stage, index: int, whole: bool = False) -> RematPoint:
-    """The way that a Choice of the plan asks for, be it no point of its segment's curve. whole: with everything kept
-    that autograd keeps."""
+    """The RematPoint of the plan's Choice, which need not be on the frontier of its segment.
+
+    whole: with everything that autograd keeps.
+    """
     mesh, choice = stage.mesh, plan.choice(index)
     choice = bare(choice) if whole else choice
     key = _as_sharded(plan, program, stage, index, choice)
@@ -72,7 +86,7 @@ def way_of(plan: Plan, program: Program, stage: Stage, index: int, whole: bool =
 
 
 def _as_sharded(plan: Plan, program: Program, stage: Stage, index: int, choice: Choice) -> tuple[object, ...]:
-    """What a segment's traced pair depends on."""
+    """Key of a segment's traced pair."""
     shared_values = tuple(plan.common_layouts(program, index).items())
     where = (stage.mesh.axes, stage.mesh.device, plan.compile)
     return model_of(program), plan.microbatch, where, str(choice), shared_values, program.segments[index].scalars
@@ -85,7 +99,7 @@ def _remember(key: object, ways: tuple[RematPoint, ...]) -> None:
 
 
 def kept_point(point: FrontierPoint, gathered: int, ways: tuple[RematPoint, ...], kept: RematPoint) -> FrontierPoint:
-    """The point of a segment that keeps so much. gathered: bytes of weights besides its transients."""
+    """The FrontierPoint of a segment that keeps so much. gathered: bytes of weights besides its transients."""
     return replace(
         point,
         choice=replace(point.choice, recompute=kept.recompute, keep=kept.keep, chunks=kept.chunks),

@@ -1,9 +1,10 @@
-"""Parameters that travel together: those of a segment whose gather, or whose reduction, is the same collective.
+"""Buckets: parameters of a segment that travel in one collective.
 
-A bucket is one collective on their pieces laid side by side; a large one has its own. Those that take more than one
-step go alone. Gradients stand in the order in which backward makes them, in a few buckets that leave one after the
-other, on the way to the pieces that are stored; sums over replicas follow once a step
-(`scattered_layout`). The runtime moves buckets, and `predict.traffic` counts them.
+A bucket is one collective on the pieces of its parameters laid side by side. A large parameter has a bucket of its own,
+and one whose conversion takes several collectives is not bucketed. Gradients stand in the order in which backward makes
+them, in a few buckets that leave one after the other (`grad_buckets`). They are reduced to the pieces that are stored;
+sums over replicas follow once a step (`scattered_layout`). The runtime sends these buckets, and `predict.traffic`
+counts them.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from meshwright.layout import Collective, Conversion, Layout, conversion
 from meshwright.layout.steps import Op
 from meshwright.plan import ParameterPlan, Plan
 from meshwright.plan.order import gathers_of
+from meshwright.price.bucketing import BUCKET_BYTES, grad_buckets, moving, parts_of, scattered_layout, shared_op
 from meshwright.price.parameter import chain_uses, gathers, local_bytes, reductions
-from meshwright.price.together import BUCKET_BYTES, grad_buckets, moving, parts_of, scattered_layout, shared_op
 from meshwright.profile.lookup import lookup_segments
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """`kind` over `axis` of `size` ranks. dims: where each of the parameters is cut; -1 where none is.
+    """One collective `kind` over `axis` of `size` ranks.
 
+    dims: the dim at which each parameter is cut; -1 where none is.
     bytes: as a Collective counts them.
     """
 
@@ -43,14 +45,17 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """What a segment's parameters do at one moment: buckets, and those that go alone."""
+    """Collectives of a segment's parameters at one moment: buckets, and parameters without one."""
 
     buckets: tuple[Bucket, ...]
     alone: tuple[str, ...]
 
 
 def gathered(plan: Plan, program: Program, segment: int, *, again: bool) -> Transfers:
-    """From storage to compute layout, where `segment` is the first to need it; `again`: those it gathers each time."""
+    """Gathers from storage to compute layout before segment `segment`.
+
+    again: gathers of every use, instead of those at the first use.
+    """
     mesh, found = plan.stage_of(segment).mesh, []
     for parameter in _params(program, segment):
         entry = plan.parameters[parameter.name]
@@ -65,7 +70,7 @@ def gathered(plan: Plan, program: Program, segment: int, *, again: bool) -> Tran
 
 
 def moves(plan: Plan, program: Program, name: str) -> bool:
-    """Whether storage has a parameter otherwise than its segments compute with it: in other pieces or another dtype."""
+    """Whether the stored parameter differs from the computed one, in layout or dtype."""
     parameter, entry = program.parameter(name), plan.parameters[name]
     mesh = plan.home(program, name).mesh
     steps = _path(parameter, entry, mesh, parameter.type.itemsize).steps
@@ -77,7 +82,7 @@ def moves(plan: Plan, program: Program, name: str) -> bool:
 
 
 def is_home(plan: Plan, program: Program, name: str) -> bool:
-    """Whether a parameter's gradient comes in the pieces in which it is stored."""
+    """Whether the gradient comes in the pieces in which the parameter is stored."""
     parameter, entry = program.parameter(name), plan.parameters[name]
     mesh = plan.home(program, name).mesh
     steps = _path(parameter, entry, mesh, ITEM_BYTES[entry.dtype]).steps
@@ -89,14 +94,16 @@ def _does_something(ops: list[Op], mesh: Mesh) -> bool:
 
 
 def reduced(plan: Plan, program: Program, segment: int, *, scatter: bool) -> Transfers:
-    """Gradients from compute layout to the pieces that are stored, of parameters first used here; `scatter`: after each
-    micro-batch."""
+    """Reductions of gradients to the stored pieces, of parameters first used in this segment.
+
+    scatter: those of every micro-batch, instead of those of the step.
+    """
     ways = {name: (to, of) for name, (_, to, of) in _legs(plan, program, segment, (scatter,)).items()}
     return _reduced(plan, program, segment, ways)
 
 
 def replica_sums(plan: Plan, program: Program, segment: int) -> Transfers:
-    """Once a step: sums of reduce-scattered gradients over axes whose ranks store the same."""
+    """All-reduces, once a step, of reduce-scattered gradients over axes whose ranks store the same."""
     legs = _legs(plan, program, segment, (False, True))
     return _reduced(plan, program, segment, {name: (to, of) for name, (to, of, _) in legs.items() if to != of})
 
@@ -105,7 +112,7 @@ Legs = tuple[Layout, Layout, Layout]
 
 
 def legs_of(entry: ParameterPlan) -> Legs:
-    """Storage, that of a reduce-scattered gradient, compute."""
+    """Layouts of a parameter: storage, its reduce-scattered gradient, compute."""
     storage, compute = Layout.parse(entry.storage), Layout.parse(entry.compute)
     return storage, scattered_layout(storage, compute), compute
 
@@ -136,7 +143,7 @@ def _reduced(plan: Plan, program: Program, segment: int, ways: Mapping[str, tupl
 
 
 def _backward_order(program: Program, segment: int) -> dict[str, int]:
-    """Of a segment's parameters, whose gradients are complete first: those that are first read last."""
+    """Parameters in the order in which backward completes their gradients: those read last come first."""
     instance = program.segments[segment]
     graph = program.graph(instance)
     reads: dict[str, int] = {}
@@ -156,7 +163,7 @@ def parameter_collectives(plan: Plan, program: Program) -> Iterator[Collective]:
 
 
 def segment_collectives(plan: Plan, program: Program, segment: int) -> Iterator[Collective]:
-    """Those of one segment's parameters."""
+    """Gathers and reductions of one segment's parameters."""
     for flag in (False, True):
         for transfers, forward in (
             (gathered(plan, program, segment, again=flag), True),
@@ -212,7 +219,7 @@ _Moved = tuple[Parameter, tuple[Op, ...], Layout, int]
 
 
 def _on_host(plan: Plan, found: list[_Moved]) -> frozenset[str]:
-    """Those that are stored in the host's memory."""
+    """Parameters that are stored in the host's memory."""
     return frozenset(one[0].name for one in found if plan.parameters[one[0].name].on_host)
 
 
@@ -258,7 +265,7 @@ def _joined(first: Bucket, second: Bucket) -> Bucket:
 
 
 def _single(parameter: Parameter, ops: tuple[Op, ...], layout: Layout, itemsize: int, mesh: Mesh) -> Bucket | None:
-    """The one parameter's bucket; None where it takes several steps, or pieces that are not all alike."""
+    """The bucket of one parameter; None where it takes several collectives or its pieces are uneven."""
     op = shared_op(ops, parameter.type.sizes, layout, mesh)
     if op is None:
         return None

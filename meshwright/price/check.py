@@ -1,4 +1,4 @@
-"""Whether a plan fits a Program: what a hand-edited file could get wrong is refused with the field."""
+"""Checks of a plan against a Program: an error of a hand-edited file is refused with its field."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _check_segments(plan: Plan, program: Program) -> None:
 
 
 def _check_tied_replicas(plan: Plan, program: Program) -> None:
-    """A stage has a copy of each weight that it reads and that lives elsewhere, and of no other."""
+    """A stage has a tied replica of each weight that it reads and another stage owns, and no other replica."""
     for number, stage in enumerate(plan.stages):
         read = {name for segment in program.segments[stage.first : stage.end] for name in segment.params}
         wanted = sorted(name for name in read if plan.home(program, name) is not stage)
@@ -142,7 +142,7 @@ def _check_choice(choice: Choice, field: str, segment: Segment, graph: SegmentGr
 
 
 def _check_offload(choice: Choice, field: str, graph: SegmentGraph) -> None:
-    """What waits on the host is the segment's own, and kept."""
+    """Offloaded values are values of the segment that are kept."""
     replaced = {buffer for buffer, _ in graph.updates}
     stay = {value.name for value in (*graph.shared_values, *graph.params, *graph.buffers)} - replaced
     wrong = [name for name in choice.offload if name in stay or name in choice.recompute]
@@ -155,7 +155,7 @@ def _check_offload(choice: Choice, field: str, graph: SegmentGraph) -> None:
 def _check_handover(
     choice: Choice, field: str, segment: Segment, made: dict[str, tuple[str, Stage]], stage: Stage
 ) -> None:
-    """Inside a stage a value is read as it was handed over; between stages in any layout but partial sums."""
+    """Inside a stage a value is read in the layout it was made in; between stages in any but partial sums."""
     for name, layout in zip(segment.inputs, choice.inputs, strict=True):
         given, source = made[name]
         if source is stage and given != layout:
@@ -184,7 +184,7 @@ def _check_weights(plan: Plan, program: Program, index: int, field: str) -> None
 
 
 def _check_strategies(plan: Plan, program: Program) -> None:
-    """Reading every distinct choice as a flow refuses a strategy that its op does not have."""
+    """Every strategy of every choice is one of its op's."""
     seen: set[object] = set()
     for index, segment in enumerate(program.segments):
         shared_values = plan.common_layouts(program, index)

@@ -1,7 +1,7 @@
-"""What a Choice makes a segment do: a strategy per op, and each conversion between ops once.
+"""Flow: a segment under a Choice, as a strategy per op and each conversion between ops once.
 
-The flow is the one reading of a Choice: the price counts it, the generator emits it. A value that several ops
-want in the same layout is converted once; a value without gradient is the same in `R` and in `I`.
+The flow is the only reading of a Choice. The price counts it and the generator emits it. A value that several ops want
+in the same layout is converted once. A value without gradient is the same in `R` and in `I`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from meshwright.rules import Strategy, strategy
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A value brought from the layout it is made in to one that somebody wants."""
+    """A conversion of a value from the layout it is made in to one that an op wants."""
 
     value: str
     source: Layout
@@ -30,9 +30,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """strategies: per op name. layouts: per value, as made. moves: per (value, wanted layout).
-
-    at: the rank whose local sizes the strategies have; ranks differ only where a size is cut unevenly.
+    """strategies: by op name.
+    layouts: of each value, as made.
+    moves: by (value, wanted layout).
+    at: coordinates of the rank whose local sizes the strategies have. Ranks differ only where a dim is cut unevenly.
     """
 
     graph: SegmentGraph
@@ -48,7 +49,7 @@ def invariant(mesh: Mesh) -> Layout:
 
 
 def canonical(layout: Layout, grad: bool) -> Layout:
-    """The layout as far as it matters: without a gradient `R` is `I`."""
+    """The layout with `R` as `I` where there is no gradient, since the two differ in gradients alone."""
     return layout if grad else _without_gradient(layout)
 
 
@@ -70,10 +71,12 @@ def flow(
     at: tuple[int, ...] | None = None,
     known: Mapping[str, Strategy] | None = None,
 ) -> Flow:
-    """Read a choice. `graph` has its batch fixed; `shared_values`: layouts of its common values, `I` unless given.
+    """The flow of a choice.
 
-    `at`: read it as the rank at these coordinates does, uneven strategies included. `known`: the choice's strategies
-    by op, where they are at hand.
+    graph: with its batch fixed.
+    shared_values: layouts of common values; `I` unless given.
+    at: coordinates of the rank to read it for, uneven strategies included.
+    known: strategies by op, where they are at hand.
     """
     values = graph.values()
     layouts = _argument_layouts(graph, choice, mesh, shared_values or {})

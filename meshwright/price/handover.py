@@ -1,7 +1,7 @@
-"""Seconds of handing a value from one stage's mesh to another's.
+"""Seconds of sending a value from the mesh of one stage to that of another.
 
-`route_s` prices the very slices that the runtime sends (`layout.crossmesh`). `least_s` is its closed form, every byte
-spread evenly over the ranks: for searching, and for meshes so large that listing every pair of ranks would be in vain.
+`route_s` prices the slices that the runtime sends (`layout.crossmesh`). `least_s` is its closed form with all bytes
+spread evenly over the ranks, for searches and for meshes so large that listing pairs of ranks is impractical.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ MOST_PAIRS = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What one rank gets: seconds to begin, bytes per second."""
+    """The link of one rank: latency in seconds, bandwidth in bytes per second."""
 
     latency_s: float
     bandwidth: float
 
 
 def inner_rate(mesh: Mesh) -> Rate:
-    """Between ranks of one mesh: its slowest links."""
+    """The rate between ranks of one mesh, over its slowest links."""
     hops = [hop for axis in (*mesh.axes, *mesh.flat) for hops in axis.kinds for hop in hops]
     if not hops:
         return Rate(0.0, float("inf"))
@@ -38,7 +38,7 @@ def inner_rate(mesh: Mesh) -> Rate:
 def hand_over_s(
     shape: tuple[int, ...], itemsize: int, source: tuple[Mesh, Layout], target: tuple[Mesh, Layout], between: Rate
 ) -> float:
-    """A value of this shape from one mesh and layout to another."""
+    """Seconds of sending a value of this shape from one mesh and layout to another."""
     if source[0].world_size * target[0].world_size <= MOST_PAIRS:
         return route_s(shape, itemsize, source, target, between)
     bytes_ = itemsize * prod(shape)
@@ -63,7 +63,7 @@ def pair_of(sources: frozenset[int], between: Rate, inner: Rate) -> Pair:
 
 
 def least_s(bytes_: float, senders: int, takers: int, pieces: int, between: Rate, inner: Rate) -> float:
-    """`pieces`: into how many the takers cut the value; ranks that want the same piece may share it among them."""
+    """Closed form. pieces: number of pieces at the target; ranks with the same piece may share its transfer."""
     alike = takers // pieces
     direct_s = between.latency_s + max(bytes_ / pieces, bytes_ * alike / senders) / between.bandwidth
     if alike == 1:
@@ -74,10 +74,10 @@ def least_s(bytes_: float, senders: int, takers: int, pieces: int, between: Rate
 
 
 def rates(plan: Plan) -> dict[tuple[int, int], Rate]:
-    """Between physical stages, by their numbers in `plan.groups`."""
+    """Rates between physical stages, by their numbers in `plan.groups`."""
     return {(link.source, link.target): Rate(link.latency_s, link.bandwidth) for link in plan.links}
 
 
 def keeps_sent(mesh: Mesh) -> bool:
-    """Whether a stage on this mesh holds what it sends until the step is over: over gloo."""
+    """Whether a stage on this mesh keeps what it sends until the step is over, as over gloo."""
     return mesh.device.kind == "cpu"

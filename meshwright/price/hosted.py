@@ -1,8 +1,8 @@
-"""Optimizer state and stored weights in the host's memory: what their copies take.
+"""Costs of offloaded optimizer states and weights: copies between host and device.
 
-The optimizer's update runs on the device. What it needs comes there in groups, one for each segment, and goes back
-while the next group is updated (`runtime.weights.hosted`). A weight comes before each segment that computes with it,
-and its gradient goes to the host once it is reduced.
+The optimizer's update runs on the device. States come to the device in groups, one for each segment, and go back while
+the next group is updated (`runtime.weights.hosted`). A weight comes before each segment that computes with it, and its
+gradient goes to the host once it is reduced.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from meshwright.plan import ParameterPlan
 
 @dataclass(frozen=True, slots=True)
 class HostedUpdate:
-    """Updates of parameters whose optimizer state lives on the host. Once a step it comes to the device, in groups, and
-    goes back: fetch_s and put_s, during the updates of other groups. update_s: on the device. moved_bytes: there
-    meanwhile."""
+    """Updates of parameters whose optimizer states are on the host, once a step.
+
+    update_s: on the device.
+    fetch_s, put_s: copies to the device and back, during the updates of other groups.
+    moved_bytes: on the device meanwhile.
+    """
 
     update_s: float = 0.0
     fetch_s: float = 0.0
@@ -28,7 +31,7 @@ class HostedUpdate:
 
     @property
     def seconds(self) -> float:
-        """Of many groups: the slowest of the three hides the others."""
+        """Seconds of many groups, of which the slowest of the three parts hides the others."""
         return max(self.update_s, self.fetch_s, self.put_s)
 
     def __add__(self, other: HostedUpdate) -> HostedUpdate:
@@ -41,7 +44,7 @@ class HostedUpdate:
 
 
 def link_s(device: Device, moved: int) -> float:
-    """Seconds to copy so many bytes between a device and its host."""
+    """Seconds of copying so many bytes between a device and its host."""
     copies = state_copies(device)
     if copies is None:
         raise no_link(device)
@@ -57,6 +60,6 @@ def no_link(device: Device) -> PlanError:
 
 
 def hosted_update(plan: ParameterPlan, device: Device, stored: int, states: int, update_s: float) -> HostedUpdate:
-    """Of a parameter of which so many bytes are stored, with so many optimizer states."""
+    """The update of a parameter with so many bytes stored and so many optimizer states."""
     there, back = (2 + states, 1 + states) if plan.on_host else (states, states)
     return HostedUpdate(update_s, link_s(device, stored * there), link_s(device, stored * back), stored * there)

@@ -1,4 +1,4 @@
-"""Which parameters live on the host, where a part of them does: alike in segments that are alike."""
+"""The parameters that are offloaded where only a part of them is: the same in segments of one graph."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from meshwright.capture.program import ITEM_BYTES, Program
 
 
 def offloaded_names(program: Program, fraction: float) -> frozenset[str] | None:
-    """Parameters with about this fraction of all bytes, None for all. One place of a segment's graph is on the host in
-    every segment of that graph, or in none: so planning does not grow with depth. Places are taken in their order as
-    long as that comes nearer to the fraction."""
+    """Parameters with about this fraction of all bytes; None for all.
+
+    A parameter of a graph is offloaded in all its segments or in none, so that planning does not grow with depth.
+    Parameters are taken in order as long as that comes nearer to the fraction.
+    """
     if fraction >= 1:
         return None
     places: dict[tuple[int, int], list[str]] = {}

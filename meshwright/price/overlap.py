@@ -1,12 +1,10 @@
-"""A step as it is executed: what overlaps what.
+"""The fast path of the clock: the step of one stage, with gathers and reductions that overlap compute.
 
-The runtime has one lane for gathers of parameters and reductions of gradients (`runtime.weights.overlap`): they run
-in the order they are begun, while segments compute. The gather of a segment is begun before the segment that runs
-before it, and waited for where it is used. The gradients of a segment leave in parts while its backward runs. Where a
-segment's own collectives need the same links, the lane rests meanwhile: the wire carries both in the end, whichever
-goes first. What processes of one host send each other is begun as early, but carried by the cores that compute: it
-takes their time. On a GPU the host runs ahead of the device, and a step takes the longer of what the two need. So, in
-DESIGN.md's words, a step is serial + max(compute, overlappable communication).
+The runtime has one lane for gathers of parameters and reductions of gradients (`runtime.weights.overlap`), which runs
+them in order while segments compute. A gather begins before the segment that precedes its use, and is waited for at its
+use. Gradients of a segment leave in parts while its backward runs. While a segment's own collectives use the same
+links, the lane rests. On a CPU host the cores that compute carry gathers and reductions too, and nothing is hidden.
+On a GPU the host launches kernels ahead of the device, and a step takes the longer of the two.
 """
 
 from __future__ import annotations
@@ -23,8 +21,7 @@ from meshwright.price.parameter import chain_uses
 
 
 def overlapped(points: Sequence[FrontierPoint], microbatches: int = 1) -> float:
-    """Seconds of a step of these segments, one after the other, as executed: what is overlappable costs as far as it
-    is waited for; where the host is slower than the device, the step takes what the host needs."""
+    """The step of consecutive segments in seconds, with only the part of overlappable work that is waited for."""
     return max(_device_seconds(points, microbatches), host_seconds(points, microbatches))
 
 
@@ -37,26 +34,25 @@ def _device_seconds(points: Sequence[FrontierPoint], microbatches: int) -> float
 
 
 def _hidden(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
-    """With what compute can hide alone as what is overlappable."""
+    """Points of which only what compute can hide counts as overlappable."""
     return [replace(point, overlappable_s=point.async_comm_s) for point in points]
 
 
 def host_seconds(points: Sequence[FrontierPoint], microbatches: int = 1) -> float:
-    """What the host needs to ask for a step; zero on a CPU."""
+    """Seconds that the host needs to launch a step; zero on a CPU."""
     each_s = sum(point.forward_host_s + point.backward_host_s for point in points)
     return microbatches * each_s + sum(point.step_host_s for point in points)
 
 
 def host_waits_s(points: Sequence[FrontierPoint], microbatches: int = 1) -> float:
-    """What of a step the device waits for its host's launches."""
+    """Seconds of a step in which the device waits for launches."""
     return max(0.0, host_seconds(points, microbatches) - _device_seconds(points, microbatches))
 
 
 def pending_grad_bytes(points: Sequence[FrontierPoint], microbatches: int = 1) -> int:
-    """The most that is alive of other segments' parameters and gradients while one runs: parameters that the next one
-    gathers, gradients that wait for their reduction.
+    """The largest sum of prefetched parameters and pending gradients of other segments while one runs.
 
-    A segment's own are in its transient bytes.
+    A segment's own parameters and gradients are in its transient bytes.
     """
     if not any(point.overlappable_s for point in points):
         return 0
@@ -69,8 +65,10 @@ def pending_grad_bytes(points: Sequence[FrontierPoint], microbatches: int = 1) -
 
 
 def carried_bytes(points: Sequence[FrontierPoint], microbatches: int = 1) -> int:
-    """Of what the cores carry that compute: it keeps pace with them, so that during a run there are the next one's
-    parameters and the gradients of the one before."""
+    """`pending_grad_bytes` of what compute cores carry.
+
+    It keeps pace with compute, so during a run the next one's parameters and the previous one's gradients are there.
+    """
     early = [point.prefetched_param_bytes if point.core_driven_comm_s else 0 for point in points]
     late = [point.pending_grad_bytes if point.core_driven_comm_s else 0 for point in points]
     forwards = [*early[1:], 0]
@@ -81,7 +79,7 @@ def carried_bytes(points: Sequence[FrontierPoint], microbatches: int = 1) -> int
 
 
 class _Played(NamedTuple):
-    """Until all segments have run and what overlaps them is done; the most that waits on the way."""
+    """The end of the step, and the largest bytes pending on the way."""
 
     seconds: float
     pending_grad_bytes: int
@@ -113,8 +111,10 @@ class _Way(NamedTuple):
 
 
 class _Rests(NamedTuple):
-    """A run that begins at now_s and lasts seconds, of which wire_s are collectives on the lane's links, spread over
-    it: meanwhile the lane rests."""
+    """A run from now_s on that lasts `seconds`, during which the lane rests.
+
+    wire_s: seconds of the run's collectives on the lane's links, spread evenly over it.
+    """
 
     now_s: float
     seconds: float
@@ -140,14 +140,15 @@ class _Rests(NamedTuple):
 
 
 class _Lane:
-    """Every segment's forward and backward of every micro-batch, in the order in which they run
-    (`schedule.one_stage`), and the lane that overlaps them.
+    """Plays all forwards and backwards in order (`schedule.one_stage`), and the lane that overlaps them.
 
-    now_s: when what has run was over, with all that was waited for; lane_s: when the lane is free again; ready_s: when
-    what the next two runs need is there; early_s: how long before the end of a run its first gradients leave. The parts
-    in which they leave are taken to be alike and made at even steps. Where a backward has collectives of its own on the
-    lane's links, they are taken to leave after it. The micro-batches between the first and the last are alike: once two
-    in a row leave all this as they found it, the others are not played.
+    now_s: end of the last run, with everything that was waited for.
+    lane_s: when the lane is free.
+    ready_s: when the parameters of the next two runs are there.
+    early_s: how long before the end of a run its first gradients leave.
+
+    Gradients leave in equal parts at even steps, or after the backward where it has collectives on the lane's links.
+    Micro-batches between the first and the last are equal: once two in a row leave the same state, the rest is skipped.
     """
 
     def __init__(self, points: Sequence[FrontierPoint], microbatches: int) -> None:

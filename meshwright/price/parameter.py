@@ -1,4 +1,4 @@
-"""Seconds and bytes of a parameter: from storage to compute layout and back, and its optimizer."""
+"""Seconds and bytes of a parameter: conversions between storage and compute layout, and the optimizer."""
 
 from __future__ import annotations
 
@@ -16,16 +16,21 @@ from meshwright.cost.optimizer import update_s
 from meshwright.cutting import cut_batch
 from meshwright.layout import Collective, Conversion, Layout, conversion
 from meshwright.plan import ParameterPlan
+from meshwright.price.bucketing import moving, part_of_bucket_s, scattered_layout, shared_op, whole_bytes
 from meshwright.price.hosted import HostedUpdate, hosted_update, link_s
-from meshwright.price.together import moving, part_of_bucket_s, scattered_layout, shared_op, whole_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What holds for a whole step: the optimizer, the precision, and into how many micro-batches it is cut. last: the
-    samples of the last one where they are fewer; what is chosen has to go with both. compile: whether segments are
-    compiled by inductor. reduce: the dtype in which gradients travel home; the one that is stored unless given.
-    offload: what of parameters lives on the host (`ParameterPlan.offload`); offloaded: of which; all unless given."""
+    """What holds for a whole step.
+
+    microbatches: number of them.
+    last: samples of the last one where they are fewer.
+    compile: segments are compiled by inductor.
+    reduce: dtype in which gradients travel; that of storage unless given.
+    offload: what of parameters is on the host (`ParameterPlan.offload`).
+    offloaded: names of these parameters; all unless given.
+    """
 
     optimizer: str = "adamw"
     precision: str = "fp32"
@@ -94,21 +99,25 @@ class ParameterPrice:
 
 
 def chain_uses(users: Sequence[int], segments: int, microbatches: int, lookups: Collection[int] = frozenset()) -> float:
-    """How many segments of a chain read a parameter. The last one's backward finds what its forward gathered, and so
-    does the first one's forward what the micro-batch before left: a gather that is not made counts half a use. lookups:
-    segments whose backward does not read it; of the first, the last micro-batch's, after which no forward comes."""
+    """Number of segments that read a parameter; a use whose gather is not made counts half.
+
+    The last segment's backward finds what its forward gathered, and the first one's forward what the micro-batch before
+    left.
+    lookups: segments whose backward does not read the parameter; of the first of them only the last micro-batch's,
+    after which no forward comes.
+    """
     last = segments - 1
     unread = sum(1 if user else 1 / microbatches for user in users if user in lookups and user != last)
     return len(users) - (unread + (last in users) + (0 in users) * (microbatches - 1) / microbatches) / 2
 
 
 def gathers(plan: ParameterPlan, uses: float, microbatches: int = 1) -> int:
-    """How often a step brings a parameter to its compute layout: before each use, or once."""
+    """Number of conversions to the compute layout in a step: one for each use, or one."""
     return round(2 * uses * microbatches) if plan.reshard_after_forward else 1
 
 
 def reductions(plan: ParameterPlan, microbatches: int = 1) -> int:
-    """How often a step reduce-scatters the gradient; replicas are summed once (`scattered_layout`)."""
+    """Number of reduce-scatters of the gradient in a step; replicas are summed once (`scattered_layout`)."""
     return microbatches if plan.reduce_scatter_every_microbatch else 1
 
 
@@ -188,9 +197,7 @@ def _price(
 
 
 class _Moved(NamedTuple):
-    """What a parameter takes whatever the number of micro-batches: bytes that are stored, computed with and copied, one
-    gather (its cast included), one reduction to the pieces that are stored and one over replicas, the
-    shares of each that compute carries and is slowed by, one update."""
+    """Costs of a parameter that do not depend on the number of micro-batches."""
 
     stored: int
     computed: int
@@ -221,8 +228,10 @@ def _moved(
     states: int,
     company: float,
 ) -> _Moved:
-    """where: the layouts in which it is stored and computed with, and the stored dtype. travels: the dtype in which the
-    gradient goes home. computed_wide: bytes of the compute layout in the stored dtype."""
+    """where: storage and compute layouts and the stored dtype.
+    travels: dtype in which the gradient is reduced.
+    computed_wide: bytes of the compute layout in the stored dtype.
+    """
     storage, compute, kept = Layout.parse(where[0]), Layout.parse(where[1]), where[2]
     rate = mesh.device.memory_bandwidth * mesh.device.achievable_fraction("memory")
     wide = ITEM_BYTES[kept]
@@ -269,8 +278,11 @@ def _sizes(one: _Moved, plan: ParameterPlan, dtype: str, several: bool = False) 
 def _on_host(
     price: ParameterPrice, plan: ParameterPlan, mesh: Mesh, sizes: _Sizes, times: int, others: int = 0
 ) -> ParameterPrice:
-    """A price without what lives on the host. times: gathers of a step. others: tensors besides the weight: its
-    gradient and states."""
+    """The price without the bytes that live on the host.
+
+    times: gathers of a step.
+    others: tensors besides the weight, which are its gradient and states.
+    """
     if not plan.offload:
         return price
     stored, copy, cast, summed = sizes
@@ -295,8 +307,7 @@ def _on_host(
 
 
 def _of_compute(moved: Sequence[Collective], mesh: Mesh) -> tuple[float, float]:
-    """The share of a way that the cores which compute carry themselves: casts and cuts too, where nothing overlaps
-    them. And the share of its seconds that compute takes longer while it runs."""
+    """(share of a conversion that compute cores carry, share of its seconds by which compute is slowed)."""
     if not moved:
         return 0.0 if mesh.any_overlap else 1.0, 0.0
     total_s = core_driven_comm_s = contended_s = 0.0
@@ -312,7 +323,7 @@ def _of_compute(moved: Sequence[Collective], mesh: Mesh) -> tuple[float, float]:
 
 
 def _way_s(way: Conversion, forward: bool, shape: tuple[int, ...], company: float, mesh: Mesh) -> float:
-    """Seconds from storage to compute layout, or of the gradient's way home; of a bucket, the parameter's part."""
+    """Seconds of a conversion to the compute layout, or of a gradient's reduction: the share of a bucket."""
     ops = [step.forward_op if forward else step.backward_op for step in way.steps]
     seconds, moved = (way.forward_s, way.forward) if forward else (way.backward_s, way.backward)
     cut = forward or [op.kind for op in moving(ops, mesh)] == ["reduce_scatter"]

@@ -1,6 +1,6 @@
-"""A Choice becomes a FrontierPoint: every op, every conversion and every parameter counted from scratch.
+"""`price_segment`: the cost of a segment under a Choice, counted from every op, conversion and parameter.
 
-The solver's objective is made of the same terms; a test holds that the two agree on what was chosen.
+The planner's objective has the same terms; a test holds that the two agree on what is chosen.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from meshwright.cost.op.compute import op_seconds
 from meshwright.cost.op.fused import fused_shares
 from meshwright.layout import Collective, Layout
 from meshwright.plan import Choice, FrontierPoint, ParameterPlan
+from meshwright.price.bucketing import grad_buckets, parts_of, whole_bytes
 from meshwright.price.flow import Flow, flow
 from meshwright.price.parameter import ParameterPrice, Setting, local_bytes, parameter_price
-from meshwright.price.together import grad_buckets, parts_of, whole_bytes
 from meshwright.profile import is_view, saved
 from meshwright.profile.lookup import is_lookup
 from meshwright.profile.saved import DeviceKind
@@ -32,11 +32,11 @@ def price_segment(
     charged: Mapping[str, float] | None = None,
     known: Mapping[str, Strategy] | None = None,
 ) -> FrontierPoint:
-    """`graph` has its batch fixed. `parameters`: by local name.
-
-    `charged`: the parameters whose storage, gather and optimizer count here, and how many segments use each (a
-    tied parameter counts in its first segment only); all of them, used once, unless given. `known`: the choice's
-    strategies by op, where they are at hand.
+    """graph: with its batch fixed.
+    parameters: by local name.
+    charged: uses of each parameter whose storage, gather and optimizer count here; all, used once, unless given.
+    A tied parameter counts in its first segment only.
+    known: strategies of the choice by op, where they are at hand.
     """
     uses = {value.name: 1.0 for value in graph.params} if charged is None else charged
     found = flow(graph, choice, mesh, known=known)
@@ -101,7 +101,7 @@ def price_segment(
 
 
 def _departures(prices: Sequence[ParameterPrice], mesh: Mesh) -> int:
-    """In how many parts gradients leave, as if all of them moved alike."""
+    """Number of parts in which gradients leave, if all of them are reduced alike."""
     leaving = [price.gather.backward[0] for price in prices if price.reduce_grads_s and price.gather.backward]
     if not leaving:
         return 1
@@ -116,7 +116,7 @@ def parameter_prices(
     mesh: Mesh,
     setting: Setting,
 ) -> list[ParameterPrice]:
-    """Of the parameters that count here: those in `uses`."""
+    """Prices of the parameters in `uses`."""
     together = whole_bytes(graph.params)
     return [
         parameter_price(value, parameters[value.name], mesh, setting, uses[value.name], together)
@@ -130,7 +130,7 @@ def collectives_s(collectives: tuple[Collective, ...], mesh: Mesh) -> float:
 
 
 def _sharing_s(collectives: Iterable[Collective], mesh: Mesh, levels: frozenset[str]) -> float:
-    """Those that cross one of these levels."""
+    """Seconds of collectives that cross one of these levels."""
     if not levels:
         return 0.0
     axes = ((item, mesh.axis(item.axis)) for item in collectives)
@@ -143,12 +143,12 @@ def _levels(collectives: Iterable[Collective], mesh: Mesh) -> frozenset[str]:
 
 @CACHES.memoized(maxsize=4096)
 def crosses(axis: Axis) -> frozenset[str]:
-    """The levels whose links its ranks use."""
+    """Levels of the cluster whose links the mesh's ranks use."""
     return frozenset(hop.level for hops in axis.kinds for hop in hops)
 
 
 def resident_bytes(found: Flow) -> int:
-    """What backward reads, each storage once: views follow their base, parameters are held elsewhere."""
+    """Bytes that backward reads, each storage once; parameters are counted elsewhere."""
     kept: dict[tuple[str, Layout], int] = {}
     auxiliary = 0
     base = storage_bases(found.graph)
@@ -168,14 +168,14 @@ def resident_bytes(found: Flow) -> int:
 
 
 def kernels(mesh: Mesh) -> DeviceKind:
-    """Whose kernels the mesh's devices run."""
+    """The kind of kernels of the mesh's devices."""
     return "cpu" if mesh.device.kind == "cpu" else "cuda"
 
 
 def kept_values(
     op: Op, made: Strategy, values: Mapping[str, Value], outside: Collection[str], mesh: Mesh
 ) -> list[tuple[str, Layout]]:
-    """What the op's backward reads and in which layouts; `outside`: values that are held anyway."""
+    """Values that the op's backward reads, with their layouts. outside: values that are held in any case."""
     reads, operands = saved(op, values, kernels(mesh)), op.operands()
     pairs = [(operands[i], made.operands[i]) for i in reads.operands]
     pairs += [(op.results[i].name, made.results[i]) for i in reads.results]
@@ -183,7 +183,7 @@ def kept_values(
 
 
 def storage_bases(graph: SegmentGraph) -> dict[str, str]:
-    """For every value the one whose storage it shares: itself, or what it is a view of."""
+    """The base of every value: itself, or the value it is a view of."""
     base = {name: name for name in graph.values()}
     for op in graph.ops:
         if is_view(op) and op.operands():
@@ -192,7 +192,7 @@ def storage_bases(graph: SegmentGraph) -> dict[str, str]:
 
 
 def shards(made: Strategy, mesh: Mesh) -> int:
-    """Auxiliaries follow the op's work: they shrink with every axis that is given to a factor."""
+    """Number of parts of an op's auxiliaries, which shrink with every axis that is given to a factor."""
     ways = 1
     for factor, size in zip(made.factors, mesh.sizes, strict=True):
         ways *= size if factor else 1
@@ -200,13 +200,13 @@ def shards(made: Strategy, mesh: Mesh) -> int:
 
 
 def least_working_bytes(op: Op, found: Iterable[Strategy], values: Mapping[str, Value], mesh: Mesh) -> int:
-    """Of the strategies of an op, the least that running it takes, backward included."""
+    """The least working bytes of any strategy of an op, backward included."""
     factor = 2 if any(value.grad for value in op.results) else 1
     return factor * min(working_bytes(op, made, values, mesh) for made in found)
 
 
 def working_bytes(op: Op, made: Strategy, values: Mapping[str, Value], mesh: Mesh) -> int:
-    """Operands and results, at the sizes one rank has."""
+    """Bytes of operands and results on one rank."""
     names = [
         *zip(op.operands(), made.operands, strict=True),
         *((value.name, layout) for value, layout in zip(op.results, made.results, strict=True)),

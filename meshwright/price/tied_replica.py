@@ -1,4 +1,4 @@
-"""A weight that a stage reads and an earlier one stores: its copy comes once a step, its gradient goes back once."""
+"""Tied replicas: copies of a weight on stages that read it, sent by its owner once a step."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from meshwright.price.parameter import Setting, local_bytes
 
 @dataclass(frozen=True, slots=True)
 class TiedReplicaPrice:
-    """gather_params_s: the copy comes. reduce_grads_s: its gradient is reduced here and handed back.
-    held_bytes: copy and gradient; gradient_bytes: of them, the gradient."""
+    """gather_params_s: receiving the copy.
+    reduce_grads_s: reducing its gradient and sending it to the owner.
+    held_bytes: copy and gradient.
+    gradient_bytes: of these, the gradient.
+    """
 
     gather_params_s: float
     reduce_grads_s: float
@@ -24,14 +27,16 @@ class TiedReplicaPrice:
 
 
 def whole(layout: Layout) -> Layout:
-    """The same pieces with nothing left to reduce."""
+    """The same layout with partial sums replaced by replicas."""
     return Layout(tuple(state if state.is_shard else I for state in layout.states))
 
 
 def tied_replica_price(
     value: Value, compute: Layout, mesh: Mesh, home: tuple[Mesh, Layout], setting: Setting, there: Rate, back: Rate
 ) -> TiedReplicaPrice:
-    """`compute`: the layout on the replica's mesh; home: the mesh and storage layout that it comes from."""
+    """compute: the layout on the replica's mesh.
+    home: mesh and storage layout of the owner.
+    """
     shape, narrow = value.type.sizes, value.type.itemsize
     wide = ITEM_BYTES[setting.storage_dtype(value.type.dtype)]
     here, source = (mesh, whole(compute)), (home[0], whole(home[1]))
@@ -46,7 +51,7 @@ def tied_replica_price(
 
 
 def gradient_bytes(value: Value, plan: ParameterPlan, mesh: Mesh, setting: Setting) -> int:
-    """What of a parameter's static bytes is there from its first backward on: its gradient, summed and stored."""
+    """The part of a parameter's static bytes that is its gradient, there from the first backward on."""
     if not value.grad:
         return 0
     shape, wide = value.type.sizes, ITEM_BYTES[plan.dtype]

@@ -1,4 +1,4 @@
-"""What it takes to weigh micro-batches: how many targets of each count, summed over the ranks that share them."""
+"""Weights of micro-batches: the number of targets of each, summed over the ranks that share it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COUNT_BYTES = 8
 
 
 def count_collectives(plan: Plan, program: Program) -> tuple[Collective, ...]:
-    """One number per micro-batch, in one all-reduce, where the loss is a mean over targets that are cut."""
+    """The all-reduce of one number per micro-batch, where the loss is a mean over sharded targets."""
     if plan.microbatches == 1:
         return ()
     found = averaging(program)

@@ -1,1 +1,1 @@
-"""What a traced segment may keep, recompute, chunk and offload, and what each of these takes and holds."""
+"""Rematerialisation of a traced segment: what it may keep, recompute, chunk and offload, with seconds and bytes."""

@@ -1,4 +1,4 @@
-"""What a nested order holds, step by step, with the peaks of the traced pairs (`schedule.nested`)."""
+"""Peaks and seconds of nested orders, played step by step on traced pairs (`schedule.nested`)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ from meshwright.schedule.reads import reads_of
 
 @dataclass(frozen=True, slots=True)
 class Chained:
-    """What a nested order is made of. ways: per segment; passes: the way whose forward holds least, for passes.
+    """A chain of segments for nested orders.
 
-    sizes: of every boundary value; gradients: per segment, of weights, from its backward on. once: segments that must
-    not run forward twice, and why.
+    ways: of each segment.
+    passes: of each segment the way whose forward holds least, for forwards that keep nothing.
+    sizes: bytes of every boundary value.
+    gradients: of each segment's weights, from its backward on.
+    once: segments that must not run forward twice, with the reason.
     """
 
     program: Program
@@ -73,7 +76,9 @@ class Chained:
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """picked: the way of each segment's saving forward. held_bytes: the most between two steps."""
+    """picked: the way of each segment's forward that saves.
+    held_bytes: the most between two steps.
+    """
 
     steps: Steps
     picked: tuple[RematPoint, ...]
@@ -83,7 +88,7 @@ class Nested:
 
 
 def played(chained: Chained, steps: Steps, picked: Sequence[RematPoint]) -> Nested:
-    """What an order takes, step by step."""
+    """Seconds and bytes of an order, played step by step."""
     segments = chained.program.segments
     gone = drops(steps, reads_of(chained.program))
     there: set[str] = set()

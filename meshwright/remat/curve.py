@@ -1,7 +1,8 @@
-"""The time-memory curve of one sharded segment: what it may keep, as a list of `RematPoint` made from its joint graph.
+"""The time-memory frontier of a sharded segment, as RematPoints made from its joint graph.
 
-The problem is `recompute`'s, on the joint graph's storages. What lies in memory anyway (parameters, common values,
-buffers) costs nothing to keep. Each point of the curve is then cut for real, and its peaks are read off the pair.
+The problem is that of `recompute` on the storages of the joint graph. Storages that are in memory in any case
+(parameters, common values, buffers) are free to keep. Each point of the frontier is cut into a pair, whose peaks are
+measured.
 """
 
 from __future__ import annotations
@@ -37,16 +38,21 @@ from meshwright.remat.recompute import PICO, Answer, Recomputation, Rerun, Stora
 
 @dataclass(frozen=True, slots=True)
 class RematPoint:
-    """One way to run a segment with its sharding fixed. Names are those of `Joint.names`.
+    """A way to run a segment with its sharding fixed. Names are those of `Joint.names`.
 
-    recompute, keep: for the Choice; what backward reads and is not kept, and what is kept for it besides.
-    resident_bytes: from forward to backward. recompute_s: what backward takes longer. Transients: on top of what is
-    resident, at the worst moment. gradient_bytes: of the parameters, from this backward to the step.
-    forced: what had to be kept, and why. chunks: of the samples, in the last segment. offload: what of the saved waits
-    on the host, offloaded_bytes. rest_bytes: from the input half of a backward to its weight half. added_bytes:
-    what backward takes less where gradients of another micro-batch are there to add its own to; both where not fused.
-    weight_s: of backward_s, what the parameters' gradients take that the inputs' do not need. forward_host_s,
-    backward_host_s: what the host takes to ask for it all; zero on a CPU.
+    recompute: values that backward reads and that are not kept.
+    keep: values that are kept besides.
+    resident_bytes: from forward to backward.
+    recompute_s: by which backward is longer.
+    forward_transient_bytes, backward_transient_bytes: on top of resident bytes, at the worst moment.
+    gradient_bytes: of the parameters, from this backward to the step.
+    forced: values that had to be kept, with the reason.
+    chunks: of the samples.
+    offload, offloaded_bytes: saved values that are on the host between forward and backward.
+    rest_bytes: from the input half of backward to its weight half.
+    added_bytes: by which backward's transient is less where gradients are added to those of another micro-batch.
+    weight_s: the part of backward_s for parameter gradients alone.
+    forward_host_s, backward_host_s: seconds of kernel launches; zero on a CPU.
     """
 
     saved: tuple[str, ...]
@@ -75,9 +81,9 @@ class RematPoint:
 
 
 def kept_curve(joint: Joint, costs: NodeCosts, held: Collection[str] = ()) -> tuple[RematPoint, ...]:
-    """The exact lower hull of (resident bytes, seconds of recomputation), most bytes first.
+    """The exact lower hull of (resident bytes, recomputation seconds), most bytes first.
 
-    `held`: names of storages that another segment keeps anyway (the outputs that the next one reads).
+    held: names of storages that another segment keeps in any case.
     """
     return _curve(joint, costs.device, costs.fused, costs.mesh, tuple(held))
 
@@ -97,7 +103,7 @@ def _curve(
 
 
 def fastest_way(joint: Joint, costs: NodeCosts) -> RematPoint:
-    """The first of the curve, without the others where it stands apart from them."""
+    """The first point of `kept_curve`, at less cost."""
     return kept_curve(joint, costs)[0] if costs.fused else _fastest(joint, costs.device, costs.mesh)
 
 
@@ -109,7 +115,7 @@ def _fastest(joint: Joint, device: Device, mesh: Mesh | None) -> RematPoint:
 
 
 def undominated(ways: Iterable[RematPoint]) -> tuple[RematPoint, ...]:
-    """Those that no other beats in seconds, resident bytes and both transients; most bytes first."""
+    """Points that no other dominates in seconds, resident bytes and both transients; most bytes first."""
     found: list[RematPoint] = []
     for kept in sorted(ways, key=lambda kept: (kept.seconds, kept.resident_bytes)):
         if not any(_beats(other, kept) for other in found):
@@ -129,7 +135,7 @@ def _beats(one: RematPoint, other: RematPoint) -> bool:
 def recomputation(
     joint: Joint, costs: NodeCosts, held: Collection[str] = (), reads: bool = False
 ) -> tuple[Recomputation, list[fx.Node]]:
-    """The problem of a joint graph, and the node of each of its storages. `reads`: as `NodeCosts.makes_again_s`."""
+    """The recomputation problem of a joint graph, with the node of each storage."""
     late = depends_on(joint.module, joint.tangents)
     results = [n for n in outputs_of(joint.module) if isinstance(n, fx.Node)]
     needed = ancestors(results[joint.forward_outputs :])

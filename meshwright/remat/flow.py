@@ -1,4 +1,4 @@
-"""Maximum flow in whole numbers (Dinic): levels by breadth, then blocking flows along them."""
+"""Maximum flow in whole numbers by Dinic's algorithm: level graphs and blocking flows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chunk and recompute as more ways to run an inner segment: the same saved set, backward in pieces of the samples."""
+"""Chunked recomputation of inner segments: the same saved values, backward in chunks of the samples."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def inner_options(
     traced: Tracer,
     numbers: Collection[int] = CHUNKS,
 ) -> Iterator[RematPoint]:
-    """For every way that computes something again, its backward in so many chunks, where that is possible."""
+    """Every way that recomputes, with its backward in chunks, where that is possible."""
     if any(op.target.startswith("meshwright.") for op in whole.ops):
         return  # collectives would run once per chunk
     for chunks in numbers:
@@ -53,7 +53,7 @@ def inner_options(
 
 
 def inner_way(whole: Joint, part: Joint, kept: RematPoint, chunks: int, costs: NodeCosts) -> RematPoint:
-    """The same way with its backward in so many chunks."""
+    """A way with its backward in so many chunks."""
     return _option(whole, part, kept, chunks, costs.device, costs.fused, costs.mesh)
 
 
@@ -84,7 +84,7 @@ def _option(
 
 
 def _result_bytes(found: Cut, inputs: int) -> tuple[int, int]:
-    """(of the inputs' gradients, of the parameters')."""
+    """(bytes of the inputs' gradients, bytes of the parameters' gradients)."""
     results = outputs_of(found.halves.second)
     before, after = (
         sum(storage_bytes(node) for node in {base(node) for node in side if isinstance(node, fx.Node)})

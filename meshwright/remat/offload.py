@@ -1,10 +1,10 @@
-"""Offloading as more ways to run a segment: some of what it saves waits on the host between forward and backward.
+"""Activation offloading: saved values that are on the host between forward and backward.
 
-The copy to the host overlaps the next segment's forward, the copy back its backward; with c the seconds of
-one copy, a step takes max(0, c - next forward) + max(0, c - next backward) longer, and what the copies take of the
-memory's bandwidth is missing to what overlaps them. One segment's values at a time are
-on their way: as many bytes as the largest of them are set aside for the whole step. Offered are, for every way to
-keep, the values that are copied while the next segment runs, largest first, and what it is given alone.
+The copy to the host overlaps the next segment's forward, the copy back its backward. With c the seconds of one copy, a
+step is longer by max(0, c - next forward) + max(0, c - next backward), and by the memory bandwidth that copies take
+from compute. One segment's values are in transit at a time, so the bytes of the largest are set aside for the step.
+For every way two options are made: the largest values that are copied while the next segment runs, and the segment's
+input alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ host as long."""
 def away_options(
     joint: Joint, ways: Sequence[RematPoint], following: Sequence[RematPoint], copies: Copies, stays: Collection[str]
 ) -> Iterator[RematPoint]:
-    """`following`: the ways of the next segment; `stays`: values that another segment keeps too."""
+    """following: the ways of the next segment.
+    stays: values that another segment keeps too.
+    """
     forward_s = min(kept.forward_s for kept in following)
     backward_s = min(kept.backward_s for kept in following)
     sizes = {name: storage_bytes(node) for node, name in joint.names.items()}

@@ -25,9 +25,8 @@ PICO = 10**12
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """made_by: the op that recomputes it; None where nothing can (an input, a random mask).
-
-    keepable: a storage that is written to later cannot be kept.
+    """made_by: the op that recomputes it; None where none can, as for inputs and random masks.
+    keepable: False where it is written to later.
     """
 
     name: str
@@ -38,7 +37,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """An op that may run a second time; `reads` are indices of storages."""
+    """An op that may be recomputed. reads: indices of storages."""
 
     picoseconds: int
     reads: tuple[int, ...]
@@ -46,7 +45,7 @@ class Rerun:
 
 @dataclass(frozen=True, slots=True)
 class Recomputation:
-    """read: indices of the storages that the gradients read."""
+    """read: indices of the storages that gradients read."""
 
     storages: tuple[Storage, ...]
     ops: tuple[Rerun, ...]
@@ -60,7 +59,7 @@ class Recomputation:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is kept, as indices of storages; bytes held, and picoseconds that backward takes longer."""
+    """Kept storages as indices, their bytes, and picoseconds of recomputation."""
 
     kept: frozenset[int]
     bytes: int
@@ -72,8 +71,7 @@ class Answer:
 
 
 def evaluate(problem: Recomputation, kept: Collection[int]) -> Answer | None:
-    """What keeping (at most) these costs: the ops that run again are those that must. None where something that
-    is needed can be neither."""
+    """The cost of keeping at most these storages; None where a needed one can neither be kept nor recomputed."""
     needed, runs = set[int](), set[int]()
     queue = list(problem.read)
     while queue:
@@ -98,7 +96,7 @@ def evaluate(problem: Recomputation, kept: Collection[int]) -> Answer | None:
 
 
 def cheapest(problem: Recomputation, per_picosecond: int, per_byte: int) -> Answer:
-    """The minimum of per_picosecond * picoseconds + per_byte * bytes; of equals, the one that runs least again."""
+    """The minimum of per_picosecond * picoseconds + per_byte * bytes; of equals the one that recomputes least."""
     count = len(problem.storages)
     source, sink = count + len(problem.ops), count + len(problem.ops) + 1
     network = Network(sink + 1)
@@ -122,7 +120,7 @@ def cheapest(problem: Recomputation, per_picosecond: int, per_byte: int) -> Answ
 
 
 def fastest(problem: Recomputation) -> Answer:
-    """With the fewest bytes that take no longer than any."""
+    """The fewest bytes at the least seconds."""
     return cheapest(problem, 1 + sum(storage.bytes for storage in problem.storages), 1)
 
 
@@ -134,7 +132,7 @@ def frontier(problem: Recomputation) -> tuple[Answer, ...]:
 
 
 def _between(problem: Recomputation, left: Answer, right: Answer) -> Iterator[Answer]:
-    """The hull's points after `left`, `right` included."""
+    """The points of the hull after `left`, up to `right`."""
     if right.bytes >= left.bytes:
         return
     per_picosecond, per_byte = left.bytes - right.bytes, right.picoseconds - left.picoseconds

@@ -1,4 +1,4 @@
-"""The fused tail as one more way to run the last segment: what its chunks hold and how long they take."""
+"""The fused tail: the last segment run chunk by chunk, forward and backward."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDE = 4
 def tail_options(
     program: Program, plan: Plan, whole: SegmentGraph, costs: NodeCosts, traced: Tracer
 ) -> list[RematPoint]:
-    """One per number of chunks that divides the batch; none where the tail cannot be chunked."""
+    """One way for each number of chunks that divides the batch; none where the tail cannot be chunked."""
     batch, last = plan.microbatch, len(program.segments) - 1
     found = []
     for chunks in range(2, min(batch, MOST_CHUNKS) + 1):

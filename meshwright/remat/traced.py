@@ -1,4 +1,4 @@
-"""Joint graphs as a device runs them."""
+"""Tracers of joint graphs for a device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Tracer = Callable[[SegmentGraph], Joint]
 
 
 def traced_for(device: Device) -> Tracer:
-    """Its own graphs where it is here, else on fakes with its kind's kernels."""
+    """A tracer on the device itself where it is present, else on fake tensors with kernels of its kind."""
     if device.kind != "cuda":
         return lambda graph: trace(graph)
     if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""The pair of a segment as one Choice cuts it."""
+"""The RematPoint of one Choice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshwright.remat.curve import RematPoint, in_memory_anyway, measure
 def cut_way(
     joint: Joint, costs: NodeCosts, recompute: tuple[str, ...], keep: tuple[str, ...], held: Collection[str] = ()
 ) -> RematPoint:
-    """The pair that is cut where a Choice says. held: names of storages that another segment keeps anyway."""
+    """The RematPoint of a pair cut at a Choice. held: names of storages that another segment keeps in any case."""
     cut = cut_at(joint, recompute, keep, run=False)
     counted = set(cut.saved) - in_memory_anyway(joint) - set(held)
     kept = sum(storage_bytes(node) for node, name in joint.names.items() if name in counted)

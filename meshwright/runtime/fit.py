@@ -9,14 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.capture import Batch, Precision
+from meshwright.capture.batch import check_given
 from meshwright.cluster import Device, load_cluster
 from meshwright.cluster.device_table import GPUS
 from meshwright.cluster.launch import launch_s
 from meshwright.pins.constraints import Constraints
 from meshwright.pins.methods import WORD, check_method
 from meshwright.plan import Plan
+from meshwright.planner import plan_model
 from meshwright.planner.one_device import one_device_cluster
-from meshwright.planner.plan_model import pin_texts, plan_model
 from meshwright.runtime.trainer import Trainer, parallelize
 
 REFERENCE = "H200-SXM-141GB"
@@ -80,8 +81,9 @@ def fit_plan(
 ) -> Plan:
     """The plan of `fit` for a device that need not be here. Raises PlanError that names the least possible."""
     check_method(f"method {method!r}", method)
-    asked = pin_texts(pins)
-    return plan_model(
+    check_given(model, batch, loss)
+    texts = plan_model.pin_texts(pins)
+    return plan_model.plan(
         model,
         batch,
         one_device_cluster(device),
@@ -89,7 +91,7 @@ def fit_plan(
         optimizer=optimizer,
         precision=precision,
         compile=compile,
-        pins=asked if method == "auto" else (*asked, f"{WORD}={method}"),
+        pins=texts if method == "auto" else (*texts, f"{WORD}={method}"),
         loss=loss,
         allow=allow,
     )

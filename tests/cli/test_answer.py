@@ -199,7 +199,7 @@ def test_progress_is_repeated_with_what_was_looked_at(monkeypatch: pytest.Monkey
     with Progress(True, stream, quiet_s=0.02, prefix="meshwright: ") as progress:
         progress.doing("searching")
         assert stream.getvalue() == ""  # what is quick says nothing
-        progress.looking("mesh 8, 1 micro-batch")
+        progress.on_node("mesh 8, 1 micro-batch")
         time.sleep(0.3)
     lines = stream.getvalue().splitlines()
     assert len(lines) > 2

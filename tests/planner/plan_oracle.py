@@ -16,10 +16,10 @@ from meshwright.layout import Layout
 from meshwright.pins.pins import Pins
 from meshwright.plan import Choice, ParameterPlan
 from meshwright.planner.space.segment import Space, boundary_layouts, space
+from meshwright.price.bucketing import whole_bytes
 from meshwright.price.flow import canonical
 from meshwright.price.parameter import ParameterPrice, Setting, chain_uses, parameter_price
 from meshwright.price.segment import price_segment
-from meshwright.price.together import whole_bytes
 from meshwright.profile.lookup import lookup_segments
 
 Way = tuple[float, int, int]

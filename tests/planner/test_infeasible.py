@@ -13,8 +13,10 @@ from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
 from meshwright.pins.parts import pinned_devices
 from meshwright.planner import one_stage, plan
-from meshwright.planner.infeasible.min_memory import EXACT, MemoryNeeded
-from meshwright.planner.infeasible.report import does_not_fit, state_bytes
+from meshwright.planner.effort import EXACT
+from meshwright.planner.infeasible.estimate import larger_cluster, training_state_bytes
+from meshwright.planner.infeasible.min_memory import MemoryNeeded
+from meshwright.planner.infeasible.refusals import refuse_one_stage
 from meshwright.planner.plan import make_plan
 from meshwright.planner.space.candidates import tight_candidates
 from meshwright.price.parameter import Setting
@@ -40,7 +42,8 @@ def test_a_cluster_that_is_named_can_have_the_pins(count: int, pins: tuple[str, 
     free = make_plan(program, cluster, pins=pins).predicted
     budget = free.static_bytes * 6 // 5  # less than with gradients, which are a third more
     tight = partial(tight_candidates, program, pins=pins, setting=Setting())
-    todo = does_not_fit(cluster, budget, MemoryNeeded(1, "kept", 1), tight, pinned_devices(pins)).todo
+    larger = larger_cluster(cluster, budget, tight, pinned_devices(pins), 0)
+    todo = refuse_one_stage(cluster, budget, MemoryNeeded(1, "kept", 1), larger).todo
     assert todo.startswith(named or "raise the memory limit")
 
 
@@ -60,15 +63,15 @@ class Deep(torch.nn.Module):
 def test_state_that_no_devices_hold_is_refused_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
     program, cluster = capture(Deep(), {"x": torch.zeros(8, 16)}), load_cluster("local:2")
     assert len(program.segments) > EXACT
-    needed = state_bytes(program, Setting())
+    needed = training_state_bytes(program, Setting())
     pins = ("pp=1", "mesh=2", "microbatch=1")
     sharded = make_plan(program, cluster, pins=(*pins, "zero=3"))
     assert needed == 24 * (16 * 16 + 16) * 4 * 4
     assert needed * 3 // 4 == 2 * sharded.predicted.static_bytes  # gradients come in backward, and all wait at its end
     assert needed <= 2 * sharded.predicted.peak_bytes
-    assert state_bytes(program, Setting(offload="optimizer")) == needed // 2
-    assert state_bytes(program, Setting(offload="weight")) == 0
-    monkeypatch.setattr(plan, "_searched", None)  # to call it is an error
+    assert training_state_bytes(program, Setting(offload="optimizer")) == needed // 2
+    assert training_state_bytes(program, Setting(offload="weight")) == 0
+    monkeypatch.setattr(plan, "_search", None)  # to call it is an error
     monkeypatch.setattr(one_stage, "minimum_budget", lambda parts, refused, known, *rest: known)
     with pytest.raises(PlanError, match="no plan fits"):
         make_plan(program, cluster, memory_bytes=needed // 2 - 1, pins=pins)
@@ -78,12 +81,12 @@ def test_a_refusal_asks_what_takes_long_of_small_programs_alone(monkeypatch: pyt
     """As many layers as gpt2 has: what is named is still a budget that does."""
     program, cluster = capture(Deep(12), {"x": torch.zeros(8, 16)}), load_cluster("local:2")
     assert EXACT < len(program.segments) <= 14
-    slow = ("feasible_jointly", "feasible_by_budgets", "counted_pipeline")
+    slow = ("feasible_jointly", "feasible_by_budgets", "charged")
     with monkeypatch.context() as patched:
         for name in slow:
             patched.setattr(one_stage, name, lambda *_, **__: lambda *_, **__: pytest.fail("asked"))
         patched.setattr("meshwright.planner.chain.lagrangian._lean", lambda *_: pytest.fail("solved to the byte"))
-        patched.setattr(plan, "_searched", None)  # to call it is an error
+        patched.setattr(plan, "_search", None)  # to call it is an error
         with pytest.raises(PlanError, match=r"are enough, [\d,]+ more: ") as refused:
             make_plan(program, cluster, memory_bytes=4096)
     assert refused.value.expected.endswith("; less may be enough")

@@ -12,7 +12,7 @@ import torch
 from families import FAMILIES
 from torch import Tensor, nn
 
-from meshwright import solve
+from meshwright import planner
 from meshwright.capture import capture
 from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
@@ -21,9 +21,16 @@ from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
 from meshwright.plan.units import show_bytes
 from meshwright.planner import one_device, one_stage
-from meshwright.planner.infeasible.min_memory import MemoryNeeded, Part, WorkBudget, minimum_budget
-from meshwright.planner.infeasible.no_room import EXACT, NoRoomError, least_where
-from meshwright.planner.infeasible.report import TO_HOST, state_bytes
+from meshwright.planner.effort import EXACT
+from meshwright.planner.infeasible.estimate import training_state_bytes
+from meshwright.planner.infeasible.min_memory import (
+    FeasibilityTest,
+    MemoryNeeded,
+    WorkBudget,
+    minimum_budget,
+    smallest_budget,
+)
+from meshwright.planner.infeasible.refusals import TO_HOST, NoRoomError
 from meshwright.planner.one_device import fit_curves
 from meshwright.planner.plan import make_plan
 from meshwright.price.parameter import Setting
@@ -154,16 +161,16 @@ def test_the_parts_of_a_peak_are_named_and_add_up() -> None:
     assert f"parameters, optimizer {show_bytes(other.predicted.static_bytes)}" in str(other)
 
 
-def test_least_where_is_exact_for_few_segments() -> None:
+def test_smallest_budget_is_exact_for_few_segments() -> None:
     tries: list[int] = []
 
     def fits(size: int) -> bool:
         tries.append(size)
         return size >= 123_457
 
-    assert least_where(fits, 1000, 2000, EXACT) == 123_457
+    assert smallest_budget(fits, 1000, 2000, EXACT) == 123_457
     exact = len(tries)
-    assert 123_457 <= least_where(fits, 1000, 2000, EXACT + 1) < 124_000
+    assert 123_457 <= smallest_budget(fits, 1000, 2000, EXACT + 1) < 124_000
     assert len(tries) < 2 * exact
 
 
@@ -206,7 +213,7 @@ def check_named(program: Program, cluster: str, pins: tuple[str, ...], refused: 
 )
 def test_one_byte_less_than_named_is_refused(cluster: str, pins: tuple[str, ...]) -> None:
     program = capture(Narrow(), {"x": torch.randn(4, 16)})
-    held = -(-state_bytes(program, Setting("adamw", "fp32")) // load_cluster(cluster).device_count)
+    held = -(-training_state_bytes(program, Setting("adamw", "fp32")) // load_cluster(cluster).device_count)
     assert check_named(program, cluster, pins, held)
 
 
@@ -216,7 +223,7 @@ def test_without_room_for_the_training_state_nothing_is_searched(cluster: str, m
     program = capture(Narrow(), {"x": torch.randn(4, 16)})
     with monkeypatch.context() as patched:
         patched.setattr(one_stage, "search", None)
-        patched.setattr(one_device._Search, "best", None)
+        patched.setattr(one_device.OneDeviceSearch, "best", None)
         with pytest.raises(PlanError) as refused:
             make_plan(program, load_cluster(cluster), memory_bytes=1000)
     least = int(refused.value.expected.split(" bytes")[0].replace(",", ""))
@@ -236,26 +243,26 @@ def test_what_is_named_on_four_devices_does(pins: tuple[str, ...]) -> None:
     check_named(capture(Narrow(), {"x": torch.randn(4, 16)}), "local:4", pins)
 
 
-def part_of(accepts: Callable[[int], bool], takes: int) -> Part:
+def accepting(accepts: Callable[[int], bool], takes: int) -> FeasibilityTest:
     return lambda budget: MemoryNeeded(min(budget, takes), "so", 1) if accepts(budget) else None
 
 
 @pytest.mark.parametrize("known", [1000, 700, 500])
 def test_the_least_of_all_parts_is_found_to_the_byte(known: int) -> None:
     """Whether or not what was thought to do does."""
-    parts = [part_of(lambda size: size >= 700, 690), part_of(lambda size: size >= 613, 5000)]
-    found = minimum_budget(parts, 100, MemoryNeeded(known, "so", 1), True, WorkBudget(4, exact=True))
+    parts = [accepting(lambda size: size >= 700, 690), accepting(lambda size: size >= 613, 5000)]
+    found = minimum_budget(parts, 100, MemoryNeeded(known, "so", 1), True, WorkBudget(4))
     assert (found.bytes, found.refused) == (613, True)
 
 
 def test_parts_that_accept_less_and_refuse_more_are_asked_for_one_byte_less() -> None:
-    odd = part_of(lambda size: size >= 900 or 600 <= size < 650, 2000)
+    odd = accepting(lambda size: size >= 900 or 600 <= size < 650, 2000)
     found = minimum_budget(
-        [odd, part_of(lambda size: size >= 640, 2000)],
+        [odd, accepting(lambda size: size >= 640, 2000)],
         100,
         MemoryNeeded(1000, "so", 1),
         True,
-        WorkBudget(4, exact=True),
+        WorkBudget(4),
     )
     assert found.refused
     assert found.bytes in (600, 640, 900)
@@ -263,32 +270,32 @@ def test_parts_that_accept_less_and_refuse_more_are_asked_for_one_byte_less() ->
 
 
 def test_what_there_is_no_time_for_is_not_claimed() -> None:
-    part = part_of(lambda size: size >= 613, 2000)
-    found = minimum_budget([part], 100, MemoryNeeded(1000, "so", 1), True, WorkBudget(4, exact=True, units=0))
+    part = accepting(lambda size: size >= 613, 2000)
+    found = minimum_budget([part], 100, MemoryNeeded(1000, "so", 1), True, WorkBudget(4, units=0))
     assert (found.bytes, found.refused) == (1000, False)
     assert found.against(100) == "about 1,000 bytes (1000B), 900 more, by an estimate: so, in one micro-batch"
 
 
 def test_of_many_segments_the_least_is_found_nearly() -> None:
-    part, known = part_of(lambda size: size >= 613_000, 10**9), MemoryNeeded(10**6, "so", 1)
-    found = minimum_budget([part], 100, known, False, WorkBudget(99, exact=False, units=99 * 40))
+    part, known = accepting(lambda size: size >= 613_000, 10**9), MemoryNeeded(10**6, "so", 1)
+    found = minimum_budget([part], 100, known, False, WorkBudget(99, units=99 * 40))
     assert 613_000 <= found.bytes < 617_000
     assert not found.refused
 
 
 def test_a_refusal_names_the_same_bytes_however_slow_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Budgets are counted in work: a clock that runs a thousand times faster changes nothing."""
-    part, known = part_of(lambda size: size >= 613_000, 10**9), MemoryNeeded(10**6, "so", 1)
-    found = minimum_budget([part], 100, known, False, WorkBudget(99, exact=False))
+    part, known = accepting(lambda size: size >= 613_000, 10**9), MemoryNeeded(10**6, "so", 1)
+    found = minimum_budget([part], 100, known, False, WorkBudget(99))
     now = time.process_time
     for clock in ("process_time", "perf_counter", "monotonic", "time"):
         monkeypatch.setattr(time, clock, lambda: 1e3 * now())
-    assert minimum_budget([part], 100, known, False, WorkBudget(99, exact=False)) == found
+    assert minimum_budget([part], 100, known, False, WorkBudget(99)) == found
 
 
 def test_no_module_of_the_planner_reads_a_clock() -> None:
     """What is planned or named in a refusal depends on no load; engines are asked with `work`."""
-    for path in sorted(Path(solve.__file__).parent.rglob("*.py")):
+    for path in sorted(Path(planner.__file__).parent.rglob("*.py")):
         if path.name == "progress.py":
             continue  # it prints how long a search has taken, and decides nothing
         nodes = list(ast.walk(ast.parse(path.read_text())))

@@ -1,7 +1,7 @@
-"""Whether anything fits: the parts of the planner, each stopping at the first plan that it finds.
+"""Feasibility tests: whether any plan fits a memory budget.
 
-What one of these accepts the whole planner accepts, since it looks there too as long as it has found nothing; and it
-refuses what all of them refuse.
+Each test is one part of the planner that stops at the first plan it finds. The planner accepts a budget exactly where
+one of the tests does, because it runs all these parts as long as it has found nothing.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from meshwright.planner.sharding.model import ShardingModel
 from meshwright.price.parameter import Setting
 
 
-class _EnoughError(Exception):
-    """Carries the first plan of a search that would look for more."""
+class _FoundError(Exception):
+    """Carries the first plan out of a search that would go on."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class _EnoughError(Exception):
 
 
 def feasible_kept(candidates: list[Candidate], budget_bytes: int, *, program: Program) -> MemoryNeeded | None:
-    """With everything kept (`search`); to the byte for small programs alone, of others a question takes a minute."""
+    """Everything kept (`keep_all.search`). Exact for small programs alone, since of others it would take a minute."""
     small = len(program.segments) <= EXACT
     try:
         found = search(candidates, budget_bytes, first=True, exactly=small, hard=small).best
@@ -59,7 +59,7 @@ def feasible_jointly(
     flat: bool,
     work: WorkBudget,
 ) -> MemoryNeeded | None:
-    """With what is sharded and what is recomputed chosen together (`joint`), the most micro-batches first."""
+    """Sharding and recomputation chosen jointly (`search.joint`), the most micro-batches first."""
     offered = (lambda _, ways: ways.curves.options) if flat else None
     for shardings in _sharding_models(candidates, budget_bytes):
         work.spend()
@@ -68,9 +68,9 @@ def feasible_jointly(
             bound = best_bound(some, budget_bytes, float("inf"), bound)
         if bound.seconds == float("inf"):
             continue
-        together = MeshSearch(shardings, program, budget_bytes, assemble, float("inf"), offered)
-        plan = together.fastest(bound.price) or together.otherwise()
-        work.spend(len(together.met))
+        mesh_search = MeshSearch(shardings, program, budget_bytes, assemble, float("inf"), offered)
+        plan = mesh_search.fastest(bound.price) or mesh_search.otherwise()
+        work.spend(len(mesh_search.met))
         if plan is not None:
             return needed_by(plan)
     return None
@@ -85,7 +85,7 @@ def feasible_by_budgets(
     method: str,
     work: WorkBudget,
 ) -> MemoryNeeded | None:
-    """Sharded under larger budgets first, memory then saved by the method (`sweep`)."""
+    """Sharded within larger budgets, then recomputed by the method (`sweep_budgets`)."""
     ours = method in ("auto", "flat")
 
     def refined(chain: Chain, shardings: ShardingModel) -> Plan | None:
@@ -96,13 +96,13 @@ def feasible_by_budgets(
         else:
             found = refine_by(plan, program, budget_bytes, method)
         if found is not None:
-            raise _EnoughError(found)
+            raise _FoundError(found)
         return None
 
     try:
         sweep_budgets(candidates, budget_bytes, refined, None, exactly=not ours, to_the_end=not ours)
-    except _EnoughError as enough:
-        return needed_by(enough.plan)
+    except _FoundError as first:
+        return needed_by(first.plan)
     return None
 
 
@@ -115,8 +115,10 @@ def feasible_min_memory(
     method: str,
     work: WorkBudget,
 ) -> MemoryNeeded | None:
-    """Of the shardings that hold least (`min_memory_plan`); nested orders of small programs alone, whose minimum is
-    named to the byte: those of long chains take longer than all other questions together."""
+    """The leanest sharding of each mesh (`min_memory_plan`).
+
+    Nested orders are tested for small programs alone, since those of long chains take longer than all other tests.
+    """
     work.spend(len(candidates))
     small = len(program.segments) <= EXACT
     plan = min_memory_plan(candidates, budget_bytes, program, assemble, method, nested=small)
@@ -131,8 +133,11 @@ def min_memory_plan(
     method: str,
     nested: bool = True,
 ) -> Plan | None:
-    """The fastest of the shardings that hold least, in the most micro-batches, memory saved by the method: what is left
-    where nothing else fits. nested: in nested orders too, where the method allows them."""
+    """The fastest plan on the leanest sharding of any mesh, in the most micro-batches.
+
+    method: of activation checkpointing.
+    nested: nested orders are tried too, where the method allows them.
+    """
     found = []
     for candidate in candidates:
         shardings = candidate.shardings(candidate.microbatches[-1])
@@ -152,21 +157,27 @@ def feasible_pipeline(
     cluster: Cluster,
     budget_bytes: int,
     setting: Setting,
-    asked: PipelinePins,
+    pins: PipelinePins,
     recompute: bool,
     method: str,
     remat: str = "auto",
 ) -> MemoryNeeded | None:
-    """In several stages, on devices that have so much memory."""
+    """Plans of several stages, on devices of so much memory.
+
+    method: of the search for stages.
+    remat: the method of activation checkpointing.
+    """
     devices = tuple(replace(one, memory_bytes=budget_bytes + one.reserve_bytes) for one in cluster.devices)
     roomy = replace(cluster, devices=devices)
-    given = program, roomy, budget_bytes, setting, asked
-    plan, _ = PipelineSearch(*given, recompute=recompute, method=method, first=True, remat=remat).finish()
+    search = PipelineSearch(
+        program, roomy, budget_bytes, setting, pins, recompute=recompute, method=method, first=True, remat=remat
+    )
+    plan, _ = search.finish()
     return needed_by(plan) if plan else None
 
 
 def _sharding_models(candidates: Sequence[Candidate], budget_bytes: int) -> Iterator[ShardingModel]:
-    """Of every mesh and number of micro-batches whose weights leave room."""
+    """Every mesh and number of micro-batches whose weights leave room for activations."""
     for candidate in candidates:
         numbers = []
         for number in candidate.microbatches:

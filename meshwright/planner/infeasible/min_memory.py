@@ -1,7 +1,8 @@
-"""The smallest memory budget that the planner accepts, found by asking its parts whether anything fits.
+"""The smallest memory budget in which a plan fits, found by bisection over feasibility tests.
 
-A part may look where another does not, and none of them is sure to accept more bytes where it accepts fewer. So each
-comes down by itself from what is known to do, and one byte less is called refused where every part was asked for it.
+A feasibility test is one part of the planner that stops at its first plan (`feasibility`). The set of budgets that a
+test accepts need not be an interval, and tests differ in it. So the budget is lowered test by test, and is called a
+minimum only where every test refused one byte less.
 """
 
 from __future__ import annotations
@@ -14,13 +15,19 @@ from meshwright.plan.units import show_enough
 from meshwright.planner.effort import ANY_BYTES, EFFORTS, EXACT, NEAR
 
 WORK = 1500
-"""Segments of shardings that may be examined for one refusal. What is known to do by then is named."""
+"""Segments of shardings that may be examined for one refusal. The best budget known by then is named."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class MemoryNeeded:
-    """Bytes in which a plan was found to fit, and how it does. refused: with one byte less there is none. sure: the
-    planner was asked; else it is what a plan should take, and the work budget was spent before."""
+    """A budget in which a plan fits.
+
+    bytes: per device.
+    how: what that plan does to save memory.
+    microbatches: of that plan.
+    refused: no plan fits in one byte less.
+    sure: a feasibility test accepted the budget. Otherwise it is an estimate, and the work budget is spent.
+    """
 
     bytes: int
     how: str
@@ -33,7 +40,7 @@ class MemoryNeeded:
         return f"{self.how}, in {pieces}"
 
     def against(self, budget_bytes: int) -> str:
-        """As a refusal says what was expected."""
+        """The expected part of a refusal of `budget_bytes`."""
         size, more = f"{self.bytes:,} bytes ({show_enough(self.bytes)})", f"{self.bytes - budget_bytes:,} more"
         if not self.sure:
             return f"about {size}, {more}, by an estimate: {self}"
@@ -42,7 +49,7 @@ class MemoryNeeded:
 
 
 def needed_by(plan: Plan) -> MemoryNeeded:
-    """What a plan takes, and how."""
+    """The peak of a plan, and how it saves memory."""
     how = "everything kept"
     if plan.order:
         how = "layers run forward more than once"
@@ -52,8 +59,8 @@ def needed_by(plan: Plan) -> MemoryNeeded:
     return MemoryNeeded(plan.predicted.peak_bytes, f"{stages} stages, {how}" if stages > 1 else how, plan.microbatches)
 
 
-Part = Callable[[int], MemoryNeeded | None]
-"""Of a budget: a plan that fits, as a part of the planner finds it; None where it finds none."""
+FeasibilityTest = Callable[[int], MemoryNeeded | None]
+"""What the first plan within a budget needs; None where this part of the planner finds none."""
 
 
 class _SpentError(Exception):
@@ -61,124 +68,148 @@ class _SpentError(Exception):
 
 
 class WorkBudget:
-    """Counts segments of the shardings that were examined, never seconds: the same refusal on a busy machine.
+    """Counts the segments of the shardings that were examined, so a refusal does not depend on the machine's load.
 
-    segments: of the program; examining one sharding takes so many units.
-    exact: the minimum is to be found to the byte.
-    units: of the whole budget; by `exact` unless given.
+    segments: of the program. Examining one sharding costs so many units.
+    units: of the whole budget; WORK unless given.
     """
 
-    def __init__(self, segments: int, exact: bool, units: int | None = None) -> None:
+    def __init__(self, segments: int, units: int | None = None) -> None:
         self.segments, self.left = segments, WORK if units is None else units
 
     def spend(self, shardings: int = 1) -> None:
-        """Before shardings are examined. The first that the budget does not cover is refused."""
+        """Called before shardings are examined. The first that the budget does not cover ends the search."""
         if self.left <= 0:
             raise _SpentError
         self.left -= shardings * self.segments
 
     def check(self, units: int) -> None:
-        """Refuses a question that is expected to take more than is left."""
+        """Ends the search before a test that is expected to take more than is left."""
         if units > self.left:
             raise _SpentError
 
 
+def smallest_budget(fits: Callable[[int], bool], low: int, high: int, segments: int) -> int:
+    """Bisection for a budget that fits where a little less does not: to the byte for few segments.
+
+    low: a budget that does not fit.
+    high: is doubled until it fits.
+    """
+    while not fits(high):
+        low, high = high, 2 * high
+    while high - low > (1 if segments <= EXACT else max(1, int(NEAR * high))):
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
 def minimum_budget(
-    parts: Sequence[Part], refused_bytes: int, known: MemoryNeeded, exact: bool, work: WorkBudget
+    tests: Sequence[FeasibilityTest], refused_bytes: int, known: MemoryNeeded, exact: bool, work: WorkBudget
 ) -> MemoryNeeded:
-    """parts: the quickest first. refused_bytes: a budget that all of them refuse. known: one that does. exact: to the
-    byte."""
+    """The smallest budget that any of the tests accepts, as far as the work budget goes.
+
+    tests: the quickest first.
+    refused_bytes: a budget that all of them refuse.
+    known: an estimate to begin with.
+    exact: to the byte; otherwise to the part NEAR.
+    """
     known = replace(known, bytes=max(known.bytes, refused_bytes + 1))
-    search = _Search(known, exact, work)
-    refused = dict.fromkeys(range(len(parts)), refused_bytes)
+    search = _Descent(known, exact, work)
+    refused = dict.fromkeys(range(len(tests)), refused_bytes)
     behind = list(refused)
     try:
-        search.confirm(parts)
+        search.confirm(tests)
         while behind:
-            refused[behind[0]] = search.descend(parts[behind[0]], refused_bytes)
-            behind = [i for i in refused if not search.done(refused[i])]
+            refused[behind[0]] = search.descend(tests[behind[0]], refused_bytes)
+            behind = [i for i in refused if not search.is_done(refused[i])]
     except _SpentError:
         return search.best
     return replace(search.best, refused=search.exact)
 
 
-def minimum_pipeline_budget(in_stages: Part, refused_bytes: int, segments: int) -> MemoryNeeded | None:
-    """None where there is no such pipeline in any number of bytes."""
-    known = in_stages(ANY_BYTES)
+def minimum_pipeline_budget(test: FeasibilityTest, refused_bytes: int, segments: int) -> MemoryNeeded | None:
+    """`minimum_budget` of pipelines alone; None where there is no such pipeline in any amount of memory."""
+    known = test(ANY_BYTES)
     if known is None:
         return None
-    exact = segments <= EXACT
-    work = WorkBudget(segments, exact)
-    return minimum_budget((counted_pipeline(in_stages, work),), refused_bytes, known, exact, work)
+    work = WorkBudget(segments)
+    return minimum_budget((charged(test, work),), refused_bytes, known, segments <= EXACT, work)
 
 
-def counted_pipeline(in_stages: Part, work: WorkBudget) -> Part:
-    """The same question, with its share of the work."""
+def charged(pipeline_test: FeasibilityTest, work: WorkBudget) -> FeasibilityTest:
+    """A test of pipelines that takes its share of the work budget."""
 
-    def asked(budget: int) -> MemoryNeeded | None:
+    def test(budget: int) -> MemoryNeeded | None:
         work.spend(EFFORTS["default"].probed)
-        return in_stages(budget)
+        return pipeline_test(budget)
 
-    return asked
+    return test
 
 
 @dataclass(slots=True)
-class _Search:
+class _Descent:
+    """Lowers the best budget known.
+
+    best_peak: bytes of the plan that was found in the best budget, a smaller budget that may do.
+    took: units that each test took last. A test is not run where fewer are left.
+    """
+
     best: MemoryNeeded
     exact: bool
     work: WorkBudget
-    tip: int = field(init=False)
-    """Bytes of the plan that was found in the best budget: a smaller one that may do."""
-    took: dict[Part, int] = field(default_factory=dict)
-    """Units of the last question to each part: one that would take as many again is not asked where fewer are left."""
+    best_peak: int = field(init=False)
+    took: dict[FeasibilityTest, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.tip = self.best.bytes
+        self.best_peak = self.best.bytes
 
     @property
     def width(self) -> int:
         return 1 if self.exact else max(1, int(NEAR * self.best.bytes))
 
-    def done(self, refused: int) -> bool:
-        """Whether a part that refused so many bytes has nothing more to say."""
+    def is_done(self, refused: int) -> bool:
+        """Whether a test that refused so many bytes cannot lower the best further."""
         below = self.best.bytes - self.width
         return refused == below if self.exact else refused >= below
 
-    def confirm(self, parts: Sequence[Part]) -> None:
-        """Until some part accepts the best, doubled where none does."""
+    def confirm(self, tests: Sequence[FeasibilityTest]) -> None:
+        """Doubles the best until some test accepts it."""
         known = self.best
         try:
-            while not any(self._accepted(part, self.best.bytes) for part in parts):
+            while not any(self._accepts(test, self.best.bytes) for test in tests):
                 self.best = replace(known, bytes=2 * self.best.bytes)
         except _SpentError:
             self.best = replace(known, sure=False)
             raise
 
-    def descend(self, part: Part, low: int) -> int:
-        """To fewer bytes as long as the part accepts them; the most that it refused. What is a little below the plan
-        that was found is asked for first: mostly that is the end."""
+    def descend(self, test: FeasibilityTest, low: int) -> int:
+        """Lowers the best as long as the test accepts it; returns the largest budget that the test refused.
+
+        A budget slightly below the last plan's peak is tried first, since it is mostly refused and ends the search.
+        """
         below = self.best.bytes - self.width
-        if below <= low or not self._accepted(part, below):
+        if below <= low or not self._accepts(test, below):
             return below
         near = True
         while self.best.bytes - low > self.width:
-            below = self.tip - self.width
+            below = self.best_peak - self.width
             at = below if near and below > low else (low + self.best.bytes) // 2
-            if self._accepted(part, at):
+            if self._accepts(test, at):
                 near = not near
                 continue
             low, near = at, False
-            if low < self.tip < self.best.bytes and self.tip - low <= self.width and not self._accepted(part, self.tip):
-                low = self.tip
+            peak = self.best_peak
+            if low < peak < self.best.bytes and peak - low <= self.width and not self._accepts(test, peak):
+                low = self.best_peak
         return low
 
-    def _accepted(self, part: Part, budget: int) -> bool:
-        self.work.check(self.took.get(part, 1))
+    def _accepts(self, test: FeasibilityTest, budget: int) -> bool:
+        self.work.check(self.took.get(test, 1))
         before = self.work.left
         self.work.spend()
-        found = part(budget)
-        self.took[part] = before - self.work.left
+        found = test(budget)
+        self.took[test] = before - self.work.left
         if found is None:
             return False
-        self.best, self.tip = replace(found, bytes=budget), found.bytes
+        self.best, self.best_peak = replace(found, bytes=budget), found.bytes
         return True

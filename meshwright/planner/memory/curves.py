@@ -20,7 +20,8 @@ from meshwright.pins.methods import FIXED, ORDERED, check_method
 from meshwright.plan import Choice, Plan
 from meshwright.plan.units import show_bytes, show_enough
 from meshwright.planner.effort import EXACT, MOST_UNITS, NEAR
-from meshwright.planner.infeasible.no_room import Least, NoRoomError, least_where
+from meshwright.planner.infeasible.min_memory import smallest_budget
+from meshwright.planner.infeasible.refusals import NoRoomError, SmallestBudgets
 from meshwright.planner.memory.instances import Chosen, Instance, least_peak_bytes, peak_of, solve_instances
 from meshwright.planner.memory.methods import fixed_ways, order_by
 from meshwright.planner.memory.plans import with_kept
@@ -171,22 +172,22 @@ class Curves:
             )
             yield replace(self, options=options, static_bytes=self.static_bytes + aside)
 
-    def least(self, method: str = "auto", refused: int = 0) -> Least:
+    def least(self, method: str = "auto", refused: int = 0) -> SmallestBudgets:
         """Small budgets that have a plan. refused: one that was found to have none. Of many segments orders that run
         them forward more than once are not searched for the least of theirs, unless they are asked for."""
         flat, static, segments = self.least_bytes, self.static_bytes, len(self.options)
         away = min((wider.least_bytes for wider in self.wider()), default=flat)
         low = max(0, refused - static, sum(self.gradients) - 1)
         if method == "flat" or (method == "auto" and (segments > EXACT or low >= flat - static)):
-            return Least(flat, away, flat if method == "flat" else min(flat, away))
+            return SmallestBudgets(flat, away, flat if method == "flat" else min(flat, away))
         chained, order = self.chained(), "nested" if method == "auto" else method
 
         def fits(room: int) -> bool:
             flatly = method == "auto" and static + room >= flat
             return flatly or order_by(chained, order, room) is not None
 
-        nested = static + least_where(fits, low, max(low + 1, flat - static), segments)
-        return Least(flat, away, min(nested, away) if method == "auto" else nested)
+        nested = static + smallest_budget(fits, low, max(low + 1, flat - static), segments)
+        return SmallestBudgets(flat, away, min(nested, away) if method == "auto" else nested)
 
     def _chen_bytes(self) -> int:
         order = order_by(self.chained(), "sqrt", 0)

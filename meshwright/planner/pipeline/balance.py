@@ -1,4 +1,4 @@
-"""Where to cut a chain into so many runs that the heaviest is as light as can be."""
+"""Balanced partitions: cuts of a chain that make the heaviest run as light as possible."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from meshwright.errors import PlanError, counted
 
 
 def balanced_cuts(weights: Sequence[float], stages: int, allowed: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Ends of the runs; `allowed`: the places where one may end, any unless given. Exact, by dynamic programming."""
+    """Ends of the runs, exact by dynamic programming.
+
+    allowed: cuts at which a run may end; all unless given.
+    """
     count = len(weights)
     ends = sorted({end for end in (range(1, count) if allowed is None else allowed) if 0 < end < count} | {count})
     if not 1 <= stages <= len(ends):

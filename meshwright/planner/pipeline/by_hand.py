@@ -1,7 +1,7 @@
-"""A pipeline made by hand: the choices of plans of one stage, cut where one says and laid on other ranks.
+"""Pipelines made by hand: stages whose segments are taken from plans of one stage.
 
-Each stage takes its segments from a plan of the whole program on that stage's devices, whatever made it. So every
-hand-made pipeline is a plan like those that are searched: `equal_cuts` with any baseline inside, or GPipe's.
+Each stage copies its segments from a plan of the whole program on that stage's devices. So a hand-made pipeline, such
+as GPipe's or equal cuts with any recipe inside, is a plan like those that are searched.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from meshwright.planner.reprice import reprice
 from meshwright.planner.space.input_layouts import input_layouts
 from meshwright.predict.fast import NOTHING
 from meshwright.predict.step import pipeline_predicted
+from meshwright.predict.ways import with_choices
 
 UNPROVEN = 1.0
-"""The gap of a plan that nobody searched: no bound is known but zero seconds."""
+"""The gap of a plan that was not searched: no lower bound is known but zero seconds."""
 
 
 def equal_cuts(segments: int, stages: int) -> tuple[int, ...]:
-    """Ends of so many runs of segments, as equal as can be."""
+    """Ends of runs of segments with nearly equal numbers of segments."""
     if not 1 <= stages <= segments:
         raise PlanError(
             f"{counted(stages, 'stage')} of {counted(segments, 'layer')}", f"1 to {segments}", "ask for fewer stages"
@@ -43,8 +44,10 @@ def cut_stages(
     schedule: str = "1f1b",
     ranks: Sequence[Sequence[int]] | None = None,
 ) -> Plan:
-    """Segments up to cuts[k] as plans[k] has them. `ranks`: those of each stage, one run after the other unless given;
-    stages on the same ranks are one physical stage."""
+    """The pipeline whose stage k runs the segments before cuts[k] as plans[k] does.
+
+    ranks: of each stage; consecutive unless given. Stages on the same ranks are one physical stage.
+    """
     _check(program, plans, cuts)
     if len(plans) == 1:
         return plans[0]
@@ -52,7 +55,6 @@ def cut_stages(
     firsts = (0, *cuts[:-1])
     number_of = {i: k for k, (a, b) in enumerate(zip(firsts, cuts, strict=True)) for i in range(a, b)}
     choices = [_choice(program, plans, number_of, index) for index in range(len(program.segments))]
-    distinct = list(dict.fromkeys(map(_key, choices)))
     homes = {parameter.name: number_of[program.uses_of(parameter.name)[0]] for parameter in program.parameters}
     small = program.at_batch(plans[0].microbatch)
     stages = []
@@ -61,43 +63,39 @@ def cut_stages(
         read = dict.fromkeys(name for segment in program.segments[first:end] for name in segment.params)
         tied_replicas = {name: plans[k].parameters[name].compute for name in read if homes[name] != k}
         stages.append(Stage(first, end, mesh, inputs, prologue, tied_replicas))
-    by_key = dict(zip(map(_key, choices), choices, strict=True))
     plan = replace(
-        plans[0],
+        with_choices(plans[0], choices),
         cluster=" and ".join(f"{n} x {name}" for name, n in _devices(meshes).items()),
         stages=tuple(stages),
-        choices=tuple(by_key[key] for key in distinct),
-        segments=tuple(distinct.index(_key(choice)) for choice in choices),
         parameters={name: plans[homes[name]].parameters[name] for name in plans[0].parameters},
         schedule=schedule,
         pins=(),
     )
     plan.verify()
-    nowhere = replace(plan, predicted=NOTHING, links=(), cluster="")  # it has no wires yet
-    found, _ = pipeline_predicted(nowhere, program, exact=False)
+    unlinked = replace(plan, predicted=NOTHING, links=(), cluster="")
+    found, _ = pipeline_predicted(unlinked, program, exact=False)
     return replace(found.with_prediction(gap=UNPROVEN), cluster=plan.cluster)
 
 
 def recomputing(plan: Plan, program: Program, stages: Sequence[bool] | None = None) -> Plan:
-    """The same plan, where segments of these stages (all unless given) keep nothing that they can recompute."""
+    """The same plan with full recomputation.
+
+    stages: which of them recompute; all unless given.
+    """
     wanted = [True] * len(plan.stages) if stages is None else stages
     found = []
-    for stage, again in zip(plan.stages, wanted, strict=True):
+    for stage, recompute in zip(plan.stages, wanted, strict=True):
         for index in stage.segments:
             graph = program.graphs[program.segments[index].graph]
             names = tuple(value.name for op in graph.ops for value in op.results if value.grad)
-            found.append(replace(plan.choice(index), recompute=names) if again else plan.choice(index))
-    distinct = {_key(choice): choice for choice in found}
-    order = list(distinct)
-    return replace(
-        plan, choices=tuple(distinct.values()), segments=tuple(order.index(_key(choice)) for choice in found)
-    )
+            found.append(replace(plan.choice(index), recompute=names) if recompute else plan.choice(index))
+    return with_choices(plan, found)
 
 
 def priced_on(plan: Plan, program: Program, cluster: Cluster) -> Plan:
-    """The plan with the wires that the cluster has between its stages, and with what the simulator predicts of it."""
-    wired = replace(plan, links=stage_links(plan, program, SubmeshLinks(cluster))) if len(plan.stages) > 1 else plan
-    return reprice(wired, program).with_prediction(gap=UNPROVEN)
+    """The plan with the cluster's links between its stages, and its prediction."""
+    linked = replace(plan, links=stage_links(plan, program, SubmeshLinks(cluster))) if len(plan.stages) > 1 else plan
+    return reprice(linked, program).with_prediction(gap=UNPROVEN)
 
 
 def _check(program: Program, plans: Sequence[Plan], cuts: Sequence[int]) -> None:
@@ -118,16 +116,12 @@ def _meshes(plans: Sequence[Plan], ranks: Sequence[Sequence[int]] | None) -> lis
 
 
 def _devices(meshes: Sequence[Mesh]) -> Counter[str]:
-    """How many of each kind the stages take together."""
+    """Number of devices of each type that all stages take."""
     return Counter({rank: mesh.device.name for mesh in meshes for rank in mesh.ranks}.values())
 
 
-def _key(choice: Choice) -> str:
-    return repr(choice)
-
-
 def _choice(program: Program, plans: Sequence[Plan], number_of: dict[int, int], index: int) -> Choice:
-    """What the segment's own plan chose; values that other stages read too are handed over and read reduced."""
+    """The choice of the segment's own plan; values that other stages read too are reduced before they are sent."""
     segment, own = program.segments[index], number_of[index]
     choice = plans[own].choice(index)
 

@@ -1,7 +1,8 @@
-"""A pipeline made to fit: stage by stage, what each segment keeps and what it recomputes, on the traced pairs.
+"""Rematerialisation of a pipeline: what each segment of each stage keeps, chosen on traced pairs.
 
-A stage holds what it has in flight, and the largest transient on top. For every limit on the transient the fastest
-choice within the room that is left is exact (`solve_instances`); the simulator has the last word.
+The memory of a stage is its static bytes, the activations of the micro-batches in flight, and the largest transient.
+For every limit on the transient the fastest choice within the rest is exact (`solve_instances`). Whether the pipeline
+then fits is read off the simulator.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from meshwright.simulate import SegmentCost, Timeline
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
-    """An `Option` of `solve_instances` whose transient is counted elsewhere."""
+class _RematOption:
+    """An `Option` of `solve_instances` without transient bytes, which `_fastest` counts."""
 
     seconds: float
     resident_bytes: int
@@ -38,8 +39,10 @@ class _Way:
 
 
 def fitted(plan: Plan, program: Program, budgets: list[int]) -> Plan | None:
-    """The plan with its prediction, recomputing where a stage would not fit otherwise; None where even that does not.
-    `budgets`: of each physical stage. A stage that is nearly full is counted exactly."""
+    """The plan with its prediction, recomputing in the stages that do not fit otherwise; None where none fits.
+
+    budgets: bytes of each physical stage. The bytes of a stage that is nearly full are counted exactly.
+    """
     found, _ = nearly_predicted(plan, program, budgets)
     rooms, groups = list(budgets), plan.groups
     known: _Known = {}
@@ -52,14 +55,14 @@ def fitted(plan: Plan, program: Program, budgets: list[int]) -> Plan | None:
             stage = found.predicted.stages[number]
             recomputes = any(choices[i].recompute for one in groups[number] for i in one.segments)
             over_bytes = stage.peak_bytes - budgets[number]
-            late = min(plan.microbatches, number) if plan.schedule in SPLIT else 0
+            deferred = min(plan.microbatches, number) if plan.schedule in SPLIT else 0
             less = over_bytes if recomputes else 0
             made: dict[int, Choice] | None = {}
             while made is not None and all(made[i] == choices[i] for i in made):
-                # What was chosen takes too much: less room, until something else is.
+                # The current choice exceeds the budget, so the room shrinks until another one is made.
                 rooms[number] -= less
                 less = 2 * less or over_bytes
-                made = _fitted(plan, program, groups[number], stage, rooms[number], late, known)
+                made = _fitted(plan, program, groups[number], stage, rooms[number], deferred, known)
             if made is None:
                 return None
             choices = [made.get(index, choice) for index, choice in enumerate(choices)]
@@ -68,7 +71,7 @@ def fitted(plan: Plan, program: Program, budgets: list[int]) -> Plan | None:
 
 
 def checkpointed(plan: Plan, program: Program, budgets: list[int], method: str) -> Plan | None:
-    """The plan with every segment of every stage checkpointed by a fixed method; None where that does not fit.
+    """The plan with every segment checkpointed by a fixed method; None where that does not fit.
 
     method: `full` or `selective`. As in plans of one stage, `full` lets the last segment keep everything.
     """
@@ -86,7 +89,7 @@ def checkpointed(plan: Plan, program: Program, budgets: list[int], method: str) 
 
 
 def nearly_predicted(plan: Plan, program: Program, budgets: Sequence[int]) -> tuple[Plan, Timeline]:
-    """`pipeline_predicted`, bytes by traced pairs only where a stage is nearly full or recomputes."""
+    """`pipeline_predicted`, with bytes of traced pairs only where a stage is nearly full or recomputes."""
     if any(held > limit for held, limit in zip(held_bytes(plan, program), budgets, strict=True)):
         return pipeline_predicted(plan, program)
     found, played = pipeline_predicted(plan, program, exact=False)
@@ -97,7 +100,7 @@ def nearly_predicted(plan: Plan, program: Program, budgets: Sequence[int]) -> tu
 
 _Pairs = list[tuple[Piece, tuple[RematPoint, ...]]]
 _Known = dict[object, tuple[_Pairs, list[RematPoint] | None]]
-"""What was chosen for which pieces and ways, which are held so that no others take their places."""
+"""Choices by the ids of their pieces and options, which are kept alive so that ids stay unique."""
 
 
 def _fitted(
@@ -106,11 +109,13 @@ def _fitted(
     group: tuple[Stage, ...],
     stage: StagePrediction,
     budget: int,
-    late: int,
+    deferred: int,
     known: _Known,
 ) -> dict[int, Choice] | None:
-    """By segment: the fastest choices that keep a physical stage within the budget. late: weight halves that it puts
-    off. Stages that are alike are fitted once."""
+    """The fastest choices, by segment, that keep a physical stage within the budget. Equal stages are fitted once.
+
+    deferred: micro-batches whose weight halves of backward are outstanding.
+    """
     where: list[int] = []
     pairs: _Pairs = []
     for place, run in enumerate(plan.stages):
@@ -118,10 +123,10 @@ def _fitted(
             where += run.segments
             pairs += zip(stage_pieces(plan, program, place), stage_ways(plan, program, run), strict=True)
     flight = max(1, -(-stage.in_flight // len(group)))
-    key = (budget, flight, late, tuple((id(piece), id(options)) for piece, options in pairs))
+    key = (budget, flight, deferred, tuple((id(piece), id(options)) for piece, options in pairs))
     if key not in known:
         rows = [[(piece.cost(plan.microbatches, options, kept), kept) for kept in options] for piece, options in pairs]
-        known[key] = (pairs, _within(rows, flight, late, budget))
+        known[key] = (pairs, _within(rows, flight, deferred, budget))
     best = known[key][1]
     if best is None:
         return None
@@ -132,29 +137,29 @@ def _fitted(
 
 
 def _within(
-    rows: list[list[tuple[SegmentCost, RematPoint]]], flight: int, late: int, budget: int
+    rows: list[list[tuple[SegmentCost, RematPoint]]], flight: int, deferred: int, budget: int
 ) -> list[RematPoint] | None:
-    """What a micro-batch in flight keeps counts so many times; what is recomputed, once for every half put off."""
+    """Resident bytes count once for every micro-batch in flight, recomputed values once for every deferred half."""
     static = sum(options[0][0].static_bytes for options in rows)
     best: tuple[float, list[RematPoint]] | None = None
     for transient in sorted({_transient(cost) for options in rows for cost, _ in options}):
         room = budget - static - transient
-        found = _fastest(rows, transient, room, flight, late) if room > 0 else None
+        found = _fastest(rows, transient, room, flight, deferred) if room > 0 else None
         if found is not None and (best is None or found[0] < best[0]):
             best = found
     return best[1] if best else None
 
 
 def _fastest(
-    rows: list[list[tuple[SegmentCost, RematPoint]]], transient: int, room: int, flight: int, late: int
+    rows: list[list[tuple[SegmentCost, RematPoint]]], transient: int, room: int, flight: int, deferred: int
 ) -> tuple[float, list[RematPoint]] | None:
-    known: dict[tuple[int, ...], list[_Way]] = {}
+    known: dict[tuple[int, ...], list[_RematOption]] = {}
     instances = []
     for options in rows:
         key = tuple(id(kept) for _, kept in options)
         if key not in known:
             known[key] = [
-                _Way(_seconds(cost), flight * cost.resident_bytes + late * _again(cost, kept), kept)
+                _RematOption(_seconds(cost), flight * cost.resident_bytes + deferred * _restored(cost, kept), kept)
                 for cost, kept in options
                 if _transient(cost) <= transient
             ]
@@ -165,14 +170,14 @@ def _fastest(
     if found is None:
         return None
     picked = [instance.options[place] for instance, place in zip(instances, found.options, strict=True)]
-    return found.seconds, [one.kept for one in picked if isinstance(one, _Way)]
+    return found.seconds, [one.kept for one in picked if isinstance(one, _RematOption)]
 
 
 def _seconds(cost: SegmentCost) -> float:
     return cost.forward_s + cost.backward_s + cost.recompute_s
 
 
-def _again(cost: SegmentCost, kept: RematPoint) -> int:
+def _restored(cost: SegmentCost, kept: RematPoint) -> int:
     return cost.restored if kept.recompute else 0
 
 

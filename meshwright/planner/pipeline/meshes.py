@@ -1,7 +1,8 @@
-"""Classes of submeshes that a pipeline's stages may take, and what joins two of them.
+"""Submeshes that the stages of a pipeline may take, and the links between them.
 
-Searched: sizes that divide a host, and hosts in powers of two or divisors of their number, none smaller than a
-MOST_UNITS-th of the cluster; meshes of up to two axes, the inner one within a host where there are several.
+Sizes that are searched: divisors of a host's devices, and numbers of hosts that are powers of two or divide the
+cluster's, none smaller than a MOST_UNITS-th of the cluster. Meshes have up to two axes; where a stage spans several
+hosts, the inner axis stays within one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ from meshwright.price.handover import Rate
 
 @dataclass(frozen=True, slots=True)
 class StageMesh:
-    """`mesh` stands for all of its class. devices: how many it takes of each type of the cluster."""
+    """A class of equal submeshes.
+
+    mesh: stands for all of them.
+    pins: as they read on it.
+    devices: how many it takes of each device type of the cluster.
+    memory_bytes: limit per device.
+    """
 
     mesh: Mesh
     pins: Pins
@@ -39,18 +46,19 @@ class StageMesh:
 
     @property
     def place(self) -> tuple[int, str | None]:
-        """How many devices and of which type; None where it mixes types."""
+        """(number of devices, their type or None where it mixes types): what `cluster.submesh.place` takes."""
         return self.ranks, self.mesh.device.name if sum(map(bool, self.devices)) == 1 else None
 
 
 def device_counts(cluster: Cluster, ranks: Iterable[int]) -> tuple[int, ...]:
+    """Number of devices of each type among these ranks."""
     kinds = cluster.device_names()
     found = [kinds[rank] for rank in ranks]
     return tuple(found.count(device.name) for device in cluster.devices)
 
 
 def stage_sizes(cluster: Cluster, stages: int | None = None) -> list[int]:
-    """Numbers of devices that a stage may have; `stages`: only such as leave room for so many."""
+    """Numbers of devices that a stage may have. stages: only sizes that leave devices for so many stages."""
     total, inner = cluster.device_count, per_host(cluster)
     if total <= FEW_DEVICES:
         found = list(range(1, total))
@@ -70,7 +78,13 @@ def stage_meshes(
     sizes: Sequence[int] | None = None,
     headroom: float = 0.0,
 ) -> list[StageMesh]:
-    """Every class that the pins allow; of these sizes, if given. headroom: left free where there is no budget."""
+    """Every class of submeshes that the pins allow.
+
+    budget_bytes: limit per device.
+    stages: as for `stage_sizes`.
+    sizes: only these numbers of devices.
+    headroom: part of each device that is left free where there is no budget.
+    """
     shape, inner = pinned_mesh(pins), per_host(cluster)
     found = []
     for size in stage_sizes(cluster, stages) if sizes is None else sorted(set(sizes)):
@@ -87,7 +101,7 @@ def stage_meshes(
 
 
 def _shaped(cluster: Cluster, size: int, inner: int, shape: tuple[int, ...] | None) -> list[Mesh]:
-    """Meshes of so many devices, those once that a planner cannot tell apart."""
+    """Meshes of so many devices; of those with the same links, one."""
     if size <= inner or shape is not None:
         return submeshes(cluster, size, 2 if shape is None else max(1, len(shape)))
     found: dict[object, Mesh] = {}
@@ -103,7 +117,7 @@ def _shaped(cluster: Cluster, size: int, inner: int, shape: tuple[int, ...] | No
 
 
 class SubmeshLinks:
-    """Rates between stages, by the devices they sit on."""
+    """Rates of the links between submeshes."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -111,7 +125,7 @@ class SubmeshLinks:
         self._known: dict[object, Rate] = {}
 
     def between_classes(self, one: StageMesh, other: StageMesh) -> Rate:
-        """As if there were these two stages alone: the best that any placing gives."""
+        """The rate between two stages that have the cluster to themselves, which no placing of more stages beats."""
         key = (one.place, other.place)
         if key not in self._classes:
             pair = (one.place, other.place)
@@ -123,7 +137,7 @@ class SubmeshLinks:
         return self._classes[key]
 
     def between(self, sources: Sequence[int], targets: Sequence[int]) -> Rate:
-        """What one rank gets while as many pairs as there can be send at once."""
+        """The rate of one pair of ranks while all pairs send at once."""
         key = (tuple(sources), tuple(targets))
         if key not in self._known:
             pairs = min(len(sources), len(targets), MOST_UNITS)
@@ -135,7 +149,7 @@ class SubmeshLinks:
 
 
 def _spread(ranks: Sequence[int], count: int) -> list[int]:
-    """So many of them: evenly, or of very many the first, whose hosts are then as busy as all are."""
+    """Some of the ranks, evenly spread; of very many the first, so that their hosts are as busy as all are."""
     if count == MOST_UNITS < len(ranks):
         return list(ranks[:count])
     return [ranks[i * len(ranks) // count] for i in range(count)]
@@ -143,7 +157,7 @@ def _spread(ranks: Sequence[int], count: int) -> list[int]:
 
 @CACHES.memoized(maxsize=64)
 def placed(cluster: Cluster, wanted: tuple[tuple[int, str | None], ...]) -> list[tuple[int, ...]]:
-    """Devices for stages of so many devices of these types."""
+    """Ranks of every stage. wanted: (number of devices, type) of each."""
     return place(cluster, [size for size, _ in wanted], [kind for _, kind in wanted])
 
 

@@ -1,7 +1,8 @@
-"""What a sharded segment could keep, op by op: a quick stand-in for the curve of its traced pair.
+"""Rematerialisation of a sharded segment by its ops, a quick stand-in for the frontier of its traced pair.
 
-Storages are those that `price.segment.resident_bytes` counts; an op that runs again restores its results and pays its
-collectives again. A few prices per byte give a few points of the curve; the chosen plan is refined on traced pairs.
+Storages are those that `price.segment.resident_bytes` counts. An op that is rerun restores its results and pays its
+collectives again. A minimum cut at a price per byte gives one point of the frontier. Chosen plans are refined on
+traced pairs.
 """
 
 from __future__ import annotations
@@ -25,28 +26,28 @@ Key = tuple[str, Layout | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """One point: bytes kept from forward to backward, seconds that backward takes longer."""
+class RematLevel:
+    """One point: bytes kept from forward to backward, and the seconds of recomputation in backward."""
 
     resident_bytes: int
     recompute_s: float
 
 
-def held_points(
+def remat_levels(
     graph: SegmentGraph, choice: Choice, mesh: Mesh, prices: Sequence[float], compiled: bool = False
-) -> list[Held]:
-    """The cheapest at each price per byte (seconds of one micro-batch); rising prices keep less and less."""
-    problem = _Reader(flow(graph, choice, mesh), compiled).problem()
+) -> list[RematLevel]:
+    """The cheapest point at each price, in seconds of one micro-batch per byte. Rising prices keep less and less."""
+    problem = _ProblemBuilder(flow(graph, choice, mesh), compiled).problem()
     found = []
     for price in prices:
         scale = 10**6
         answer = cheapest(problem, scale, max(1, round(price * PICO * scale)))
-        found.append(Held(answer.bytes, answer.seconds))
+        found.append(RematLevel(answer.bytes, answer.seconds))
     return found
 
 
-class _Reader:
-    """Storages and reruns of a flow. A storage is a value's base in one layout, or what else an op makes."""
+class _ProblemBuilder:
+    """The recomputation problem of a flow. A storage is the base of a value in one layout, or an op's auxiliary."""
 
     def __init__(self, found: Flow, compiled: bool) -> None:
         self.flow, self.values = found, found.graph.values()
@@ -72,8 +73,8 @@ class _Reader:
             else:
                 mesh, share = self.flow.mesh, self.shares.get(op.name, 1.0)
                 seconds = op_seconds(op, made, self.values, mesh.sizes, mesh.device, share)
-                gather_per_use_s = seconds.forward_s + collectives_s(made.collectives_forward, mesh)
-                rerun = self._rerun(gather_per_use_s, wants)
+                rerun_s = seconds.forward_s + collectives_s(made.collectives_forward, mesh)
+                rerun = self._rerun(rerun_s, wants)
             for value, layout in zip(op.results, made.results, strict=True):
                 self._storage(value.name, canonical(layout, value.grad), rerun)
             if any(value.grad for value in op.results):
@@ -89,7 +90,7 @@ class _Reader:
             self.read.add(self._wanted(name, canonical(layout, self.values[name].grad)))
 
     def _wanted(self, name: str, layout: Layout) -> int:
-        """The storage of a value in a layout, converted from the one it is made in where it must be."""
+        """The storage of a value in a layout, converted from the layout it is made in where the two differ."""
         key = (self.bases[name], layout)
         if key in self.index:
             return self.index[key]

@@ -1,4 +1,4 @@
-"""Runs of the stage programme on the devices that they would get: what their messages take there, slice by slice."""
+"""Runs of the stage programme on the devices that they would get, and the cost of messages between them."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from meshwright.cluster import Cluster, Mesh
 from meshwright.errors import MeshwrightError
 from meshwright.layout import Layout
 from meshwright.planner.pipeline.meshes import StageMesh, SubmeshLinks
-from meshwright.planner.pipeline.realize import Part, placed_meshes
+from meshwright.planner.pipeline.realize import ShardedRun, placed_meshes
 from meshwright.planner.pipeline.table import Range, Table
 from meshwright.planner.stages.problem import Crossing, PlacedRun
 from meshwright.price.handover import hand_over_s, keeps_sent
 from meshwright.price.parameter import local_bytes
 from meshwright.simulate import Transfer
 
-End = tuple[Mesh, Layout]
-"""Where a message begins or ends, and how its value lies there."""
+Side = tuple[Mesh, Layout]
+"""The mesh at one end of a message, and the layout of the value there."""
 
 
-def parts_of(runs: Sequence[PlacedRun], meshes: Sequence[StageMesh]) -> list[Part]:
+def sharded_runs(runs: Sequence[PlacedRun], meshes: Sequence[StageMesh]) -> list[ShardedRun]:
     found = []
     for run in runs:
         chosen = run.point.choice
         assert isinstance(chosen, Range)
-        found.append(Part(run.first, run.end, run.stage, meshes[run.mesh], chosen.sharded))
+        found.append(ShardedRun(run.first, run.end, run.stage, meshes[run.mesh], chosen.sharded))
     return found
 
 
 def crossings(
-    cluster: Cluster, submesh_links: SubmeshLinks, table: Table, parts: Sequence[Part]
+    cluster: Cluster, submesh_links: SubmeshLinks, table: Table, runs: Sequence[ShardedRun]
 ) -> list[Crossing | None]:
-    """Between every part and the next; None for all where the devices cannot be given out so."""
+    """The cost of handing over between every run and the next; None for all where the devices cannot be placed so."""
     try:
-        meshes = placed_meshes(cluster, parts)
+        meshes = placed_meshes(cluster, runs)
     except MeshwrightError:
-        return [None] * len(parts)
+        return [None] * len(runs)
     found: list[Crossing | None] = []
-    for one, other in pairwise(parts):
+    for one, other in pairwise(runs):
         here = table.boundaries[one.end]
-        ends: list[list[End]] = []
-        for part in (one, other):
-            mesh = meshes[part.stage]
-            ends.append([(mesh, Layout.parse(part.sharded.layouts[name])) for name in here.names])
+        ends: list[list[Side]] = []
+        for run in (one, other):
+            mesh = meshes[run.stage]
+            ends.append([(mesh, Layout.parse(run.sharded.layouts[name])) for name in here.names])
         found.append(_crossing(submesh_links, here.shapes, here.itemsizes, here.grads, *ends))
     return found
 
@@ -53,8 +53,8 @@ def _crossing(
     shapes: Sequence[tuple[int, ...]],
     itemsizes: Sequence[int],
     grads: Sequence[bool],
-    sources: Sequence[End],
-    targets: Sequence[End],
+    sources: Sequence[Side],
+    targets: Sequence[Side],
 ) -> Crossing:
     there_s = back_s = 0.0
     sent = received = 0

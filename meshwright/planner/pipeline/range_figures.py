@@ -1,4 +1,4 @@
-"""Figures of ranges: what overlaps, the largest transients, and which ways to run a range are worth keeping."""
+"""Figures of ranges: overlapped seconds, largest transients, and dominance between rows of the same range."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from meshwright.planner.stages.options import Bools, Ints
 
 
 def hidden_s(figures: Floats, interleaved: bool) -> Floats:
-    """The most of a range's gathers and reductions that overlaps compute: the first micro-batch's forward and the
-    last one's backward; of a stage with several runs, all the others'."""
+    """Upper bound on the seconds of a range's gathers and reductions that overlap compute.
+
+    They overlap the first micro-batch's forward and the last one's backward, and under interleaving all other runs.
+    """
     moved: Floats = figures[:, FIRST] + figures[:, LAST]
     return moved if interleaved else np.minimum(moved, figures[:, :FIRST].sum(axis=1))
 
 
 def largest_transients(sharded: ShardedChain, level: int, begin: Ints, end: Ints) -> Floats:
-    """Of the segments from `begin` to `end` - 1, nothing where there are none: the larger of two windows of a power of
-    two that cover them."""
+    """The largest transients of the segments [begin, end), by a sparse table; zero where there are none."""
     key = (id(sharded), level)
     if key not in _known_windows:
         if len(_known_windows) > 512:
@@ -31,7 +32,7 @@ def largest_transients(sharded: ShardedChain, level: int, begin: Ints, end: Ints
 
 
 def _windows(figures: Floats) -> Floats:
-    """[power, i] -> the largest of so many figures from i on."""
+    """The sparse table: [power, i] is the largest of 2^power figures from i on."""
     count = len(figures)
     found = [np.concatenate([figures, np.zeros((1, figures.shape[1]))])]
     while 2 ** len(found) <= count:
@@ -44,8 +45,11 @@ _known_windows: dict[tuple[int, int], tuple[ShardedChain, Floats]] = CACHES.own(
 
 
 def undominated(figures: Floats, fits: Bools, microbatches: int) -> tuple[Ints, Ints]:
-    """(stops, ranges), range by range and the quickest first: those that are quicker than every other that fits the
-    same range and holds no more, whatever is in flight. figures[stop, range]."""
+    """(stops, ranges) of the rows that no other row of the same range dominates in seconds, held and resident bytes.
+
+    Sorted by range, then by seconds.
+    figures: [stop, range].
+    """
     seconds = microbatches * figures[..., :FIRST].sum(axis=2) + figures[..., FIRST : STEP + 1].sum(axis=2)
     held = figures[..., STATIC] + figures[..., SUMS:].max(axis=2)
     resident = figures[..., RESIDENT]

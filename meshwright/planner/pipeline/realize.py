@@ -1,4 +1,4 @@
-"""From stages that were chosen to a Plan: devices, layouts, weights and their tied replicas, links, prediction."""
+"""From the stages of a pipeline to a Plan: devices, layouts, weights and their tied replicas, links."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from meshwright.planner.axis_names import name_axes
 from meshwright.planner.effort import CLOSE
 from meshwright.planner.pipeline.meshes import StageMesh, SubmeshLinks, mesh_on, placed
 from meshwright.planner.pipeline.sharded_chains import ShardedChain, parameter_of
-from meshwright.planner.space.input_layouts import input_layouts, input_plans
-from meshwright.predict.fast import NOTHING
+from meshwright.planner.realize import unpredicted_plan
+from meshwright.planner.space.input_layouts import input_layouts
 from meshwright.predict.pieces import stand_in
 from meshwright.predict.step import pipeline_predicted
 from meshwright.price.parameter import Setting
@@ -23,8 +23,11 @@ from meshwright.schedule import Pipeline, plan_pipeline
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A run of segments on physical stage `stage`, as a chain on a class of submeshes has it."""
+class ShardedRun:
+    """Segments [first, end) of a physical stage, sharded as in a chain on that class of submeshes.
+
+    An interleaved stage has several runs.
+    """
 
     first: int
     end: int
@@ -33,9 +36,9 @@ class Part:
     sharded: ShardedChain
 
 
-def placed_meshes(cluster: Cluster, parts: Sequence[Part]) -> list[Mesh]:
+def placed_meshes(cluster: Cluster, runs: Sequence[ShardedRun]) -> list[Mesh]:
     """A mesh on devices of its own for every physical stage."""
-    classes = {part.stage: part.mesh for part in reversed(parts)}
+    classes = {run.stage: run.mesh for run in reversed(runs)}
     ranks = placed(cluster, tuple(classes[stage].place for stage in range(len(classes))))
     return [mesh_on(cluster, classes[stage].mesh.sizes, own) for stage, own in enumerate(ranks)]
 
@@ -43,82 +46,57 @@ def placed_meshes(cluster: Cluster, parts: Sequence[Part]) -> list[Mesh]:
 def pipeline_plan(
     program: Program,
     cluster: Cluster,
-    parts: Sequence[Part],
+    runs: Sequence[ShardedRun],
     schedule: str,
     setting: Setting,
     submesh_links: SubmeshLinks,
 ) -> Plan:
-    """Model reference, memory limit, pins and prediction are yet to come."""
+    """The Plan of a pipeline, not predicted. The request's fields are the caller's to set."""
     small = program.at_batch(cut_batch(program.batch, setting.microbatches)[0])
-    meshes = placed_meshes(cluster, parts)
-    made = [part.sharded.points[index].point.choice for part in parts for index in range(part.first, part.end)]
-    parameters = _parameters(program, parts)
+    meshes = placed_meshes(cluster, runs)
+    choices = [run.sharded.points[index].point.choice for run in runs for index in range(run.first, run.end)]
     stages = []
     known: dict[object, tuple[dict[str, str], Choice]] = {}
-    for part in parts:
-        mesh, own = meshes[part.stage], made[part.first : part.end]
-        pairs = zip(program.segments[part.first : part.end], own, strict=True)
+    for run in runs:
+        mesh, own = meshes[run.stage], choices[run.first : run.end]
+        pairs = zip(program.segments[run.first : run.end], own, strict=True)
         key = (
             stand_in(mesh),
             frozenset((segment.graph, id(choice), segment.shared_values) for segment, choice in pairs),
         )
         if key not in known:
-            known[key] = input_layouts(small, stand_in(mesh), own, part.first)
+            known[key] = input_layouts(small, stand_in(mesh), own, run.first)
         inputs, prologue = known[key]
-        stages.append(Stage(part.first, part.end, mesh, inputs, prologue, _tied_replicas(program, part)))
-    choices: list[Choice] = []
-    segments = []
-    numbers: dict[str, int] = {}
-    for choice in made:
-        text = repr(choice)
-        if text not in numbers:
-            numbers[text] = len(choices)
-            choices.append(choice)
-        segments.append(numbers[text])
-    plan = Plan(
-        fingerprint=program.fingerprint(),
-        model="",
-        batch=program.batch,
-        cluster=cluster.name,
-        per_host=per_host(cluster),
-        stages=tuple(stages),
-        inputs=input_plans(program),
-        choices=tuple(choices),
-        segments=tuple(segments),
-        parameters=parameters,
-        predicted=NOTHING,
-        microbatches=setting.microbatches,
-        schedule=schedule,
-        precision=setting.precision,
-        optimizer=setting.optimizer,
-        compile=setting.compile,
-    )
+        stages.append(Stage(run.first, run.end, mesh, inputs, prologue, _tied_replicas(program, run)))
+    parameters = _parameters(program, runs)
+    plan = unpredicted_plan(program, cluster, stages, choices, parameters, setting, setting.microbatches)
+    plan = replace(plan, per_host=per_host(cluster), schedule=schedule)
     return name_axes(program, replace(plan, links=stage_links(plan, program, submesh_links)))
 
 
-def _parameters(program: Program, parts: Sequence[Part]) -> dict[str, ParameterPlan]:
-    """As the first stage that reads each has it."""
+def _parameters(program: Program, runs: Sequence[ShardedRun]) -> dict[str, ParameterPlan]:
+    """Of every parameter, as the first run that reads it has it."""
     found: dict[str, ParameterPlan] = {}
-    for part in parts:
-        for index in range(part.first, part.end):
+    for run in runs:
+        for index in range(run.first, run.end):
             for name in program.segments[index].params:
                 if name not in found:
-                    found[name] = parameter_of(program, part.sharded, name, index)
-    return {parameter.name: found[parameter.name] for parameter in program.parameters}
+                    found[name] = parameter_of(program, run.sharded, name, index)
+    return found
 
 
-def _tied_replicas(program: Program, part: Part) -> dict[str, str]:
-    """Weights that live with an earlier run, be it on the same devices, as under interleaving."""
+def _tied_replicas(program: Program, run: ShardedRun) -> dict[str, str]:
+    """Compute layouts of weights that an earlier run owns, be it on the same devices as under interleaving."""
     found: dict[str, str] = {}
-    for index in range(part.first, part.end):
+    for index in range(run.first, run.end):
         for name in program.segments[index].params:
-            if program.uses_of(name)[0] < part.first:
-                found.setdefault(name, parameter_of(program, part.sharded, name, index).compute)
+            if program.uses_of(name)[0] < run.first:
+                found.setdefault(name, parameter_of(program, run.sharded, name, index).compute)
     return found
 
 
 def stage_links(plan: Plan, program: Program, submesh_links: SubmeshLinks) -> tuple[StageLink, ...]:
-    """Both ways between all stages that exchange something, routed via stages or not."""
+    """Links in both directions between all stages that exchange values, routed via stages or not."""
     direct = plan_pipeline(plan, program)
     routed = replace(direct, routed_via_stages=frozenset(skipping(direct)))
     pairs = {(hop.source, hop.target) for one in (direct, routed) for hop in one.hops()}
@@ -134,7 +112,7 @@ def stage_links(plan: Plan, program: Program, submesh_links: SubmeshLinks) -> tu
 
 
 def skipping(pipeline: Pipeline) -> list[int]:
-    """Segments whose values some stage reads that does not come right after theirs."""
+    """Segments whose values are read by a stage that does not come right after theirs."""
     stage_of = [run.stage for run in pipeline.runs for _ in run.segments]
     found: dict[int, bool] = {}
     for producer, reader in pipeline.all_reads():
@@ -144,7 +122,7 @@ def skipping(pipeline: Pipeline) -> list[int]:
 
 
 def route_far_values(plan: Plan, program: Program) -> Plan:
-    """The plan, with its prediction, in which values that skip stages go from stage to stage where that is faster."""
+    """The plan and its prediction, with values that skip stages sent from stage to stage where that is faster."""
     best = plan
     for segment in skipping(plan_pipeline(plan, program)):
         found, _ = pipeline_predicted(

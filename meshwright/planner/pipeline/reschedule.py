@@ -1,4 +1,4 @@
-"""A pipeline's own schedule: found by list scheduling on its predicted durations, within the memory that is left."""
+"""Searched schedules: list scheduling of a pipeline on its predicted durations, within the memory of each stage."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from meshwright.schedule.check import most_in_flight
 from meshwright.simulate import Timeline
 
 MOST_TASKS = 1 << 11
-"""Runs times micro-batches beyond which no order is searched for, and micro-batches beyond which no pipeline is."""
+"""Runs times micro-batches beyond which no schedule is searched, and micro-batches beyond which no pipeline is."""
 
 
 def reordered(plan: Plan, program: Program, budgets: Sequence[int]) -> Plan | None:
-    """The plan under a searched schedule, with its prediction; None where none within the budgets is found. `plan` has
-    a prediction, `budgets` are those of each physical stage."""
+    """The plan under a searched schedule, with its prediction; None where none within the budgets is found.
+
+    plan: with its prediction.
+    budgets: bytes of each physical stage.
+    """
     if len(plan.stages) * plan.microbatches > MOST_TASKS:
         return None
     rooms = [
@@ -31,22 +34,22 @@ def reordered(plan: Plan, program: Program, budgets: Sequence[int]) -> Plan | No
             return None
         stages = tuple(replace(s, in_flight=room) for s, room in zip(plan.predicted.stages, rooms, strict=True))
         try:
-            asked = replace(plan, schedule="searched", tasks=()).with_prediction(stages=stages)
-            found, played = nearly_predicted(asked, program, budgets)
+            searched = replace(plan, schedule="searched", tasks=()).with_prediction(stages=stages)
+            found, played = nearly_predicted(searched, program, budgets)
         except PlanError:
             return None  # no rule comes to an end within so little
         over = [stage.peak_bytes - limit for stage, limit in zip(found.predicted.stages, budgets, strict=True)]
         if max(over) <= 0:
-            return _as_held(found, program, budgets, played)
+            return _tightened(found, program, budgets, played)
         rooms = [
-            room - max(1, -(-more // max(1, _of_a_run(stage)))) if more > 0 else room
+            room - max(1, -(-more // max(1, _run_bytes(stage)))) if more > 0 else room
             for room, more, stage in zip(rooms, over, found.predicted.stages, strict=True)
         ]
     return None
 
 
-def _as_held(plan: Plan, program: Program, budgets: Sequence[int], played: Timeline) -> Plan:
-    """With what the order holds as what it may hold, where that gives the same step."""
+def _tightened(plan: Plan, program: Program, budgets: Sequence[int], played: Timeline) -> Plan:
+    """The plan with its limits of runs in flight tightened to those it reaches, where that gives the same step."""
     held = map(most_in_flight, played.lists)
     stages = tuple(replace(s, in_flight=most) for s, most in zip(plan.predicted.stages, held, strict=True))
     found, _ = nearly_predicted(replace(plan, tasks=()).with_prediction(stages=stages), program, budgets)
@@ -54,12 +57,13 @@ def _as_held(plan: Plan, program: Program, budgets: Sequence[int], played: Timel
     return found if same else plan
 
 
-def _of_a_run(stage: StagePrediction) -> int:
+def _run_bytes(stage: StagePrediction) -> int:
+    """Resident bytes of one run of one micro-batch."""
     return stage.resident_bytes // len(stage.forward_s)
 
 
 def _room(stage: StagePrediction, microbatches: int, limit: int) -> int:
-    """Runs of micro-batches that a stage may hold, besides what it holds now for other ends."""
-    most, each = microbatches * len(stage.forward_s), _of_a_run(stage)
+    """Runs of micro-batches that a stage has memory for, besides what it holds for other purposes."""
+    most, each = microbatches * len(stage.forward_s), _run_bytes(stage)
     other = max(stage.transient_bytes, stage.peak_bytes - stage.static_bytes - stage.in_flight * each)
     return min(most, (limit - stage.static_bytes - other) // each) if each else most

@@ -25,14 +25,14 @@ from meshwright.planner.interrupt import STOP
 from meshwright.planner.pipeline.fit import checkpointed, fitted
 from meshwright.planner.pipeline.meshes import StageMesh, SubmeshLinks, stage_meshes
 from meshwright.planner.pipeline.pins import FEWEST_RUNS, check_pins
-from meshwright.planner.pipeline.placing import crossings, parts_of
+from meshwright.planner.pipeline.placing import crossings, sharded_runs
 from meshwright.planner.pipeline.realize import pipeline_plan, route_far_values
 from meshwright.planner.pipeline.reschedule import MOST_TASKS, reordered
 from meshwright.planner.pipeline.sharded_chains import First, ShardedChain, first_chains, more_chains, with_remat_levels
 from meshwright.planner.pipeline.shortlist import chosen_ports, start_s
 from meshwright.planner.pipeline.table import Table
 from meshwright.planner.search_log import SearchRecorder
-from meshwright.planner.stages.options import Options
+from meshwright.planner.stages.options import StageOptions
 from meshwright.planner.stages.problem import Crossing, MeshClass, Pipelined, PlacedRun, StageProblem, StageSolution
 from meshwright.planner.stages.search import FIRST, SIMULATIONS, any_within, check_method, solve_stages
 from meshwright.predict import predicted
@@ -282,7 +282,7 @@ class _Search:
         others_s = (self._fit_step_s(*one) for one in solution.others)
         return next((step_s for step_s in others_s if step_s < inf), inf)
 
-    def _solved(self, table: Table, made: Options | None, limit_s: float) -> StageSolution | None:
+    def _solved(self, table: Table, made: StageOptions | None, limit_s: float) -> StageSolution | None:
         problem, count = self._problem(table), table.microbatches
         budget = SIMULATIONS if table.total <= MOST_UNITS else FIRST
         interleaved = table.options(limit_s, interleaved=True) if "interleaved" in problem.schedules else None
@@ -378,7 +378,7 @@ class _Search:
             sizes=self.pins.sizes,
             overlap=True,
             idle=False,
-            placed=lambda runs, count: crossings(self.cluster, self.submesh_links, table, parts_of(runs, self.meshes)),
+            placed=lambda runs, _: crossings(self.cluster, self.submesh_links, table, sharded_runs(runs, self.meshes)),
         )
 
     def _reorders(self) -> bool:
@@ -404,7 +404,7 @@ class _Search:
     def _made(self, runs: tuple[PlacedRun, ...], schedule: str, microbatches: int) -> Plan | None:
         setting = self.setting.cut(self.program.batch, microbatches)
         plan = pipeline_plan(
-            self.program, self.cluster, parts_of(runs, self.meshes), schedule, setting, self.submesh_links
+            self.program, self.cluster, sharded_runs(runs, self.meshes), schedule, setting, self.submesh_links
         )
         if self.remat in FIXED_IN_STAGES:
             return checkpointed(plan, self.program, self._budgets(plan), self.remat)

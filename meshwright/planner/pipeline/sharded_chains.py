@@ -1,9 +1,8 @@
-"""Ways to run any range of segments on a submesh: chains that are best at some price per byte, and what they keep.
+"""ShardedChain: the whole program sharded on one submesh, of which every range of segments may be a stage.
 
-A chain is the whole program on one submesh, as `walk` finds it; a range of it is a way to run those segments there,
-and what crosses at its ends lies as it does in the chain. Seconds and bytes of a range are differences of sums along
-the chain, so ranges cost nothing. At rising *levels* segments keep less and recompute more; between two levels a part
-of the range's segments has gone over already.
+A chain is the shortest path at some price per byte (`chain.shortest_path`). Its range [i, j) runs these segments as
+the chain does, with the boundary layouts of the chain. Seconds and bytes of a range are differences of prefix sums, so
+that ranges cost nothing. A chain has several rematerialisation *levels*, which keep less and less.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from meshwright.planner.chain.lagrangian import chain_at
 from meshwright.planner.chain.mix import Chain
 from meshwright.planner.effort import PRICES
 from meshwright.planner.pipeline.meshes import StageMesh
-from meshwright.planner.pipeline.op_memory import held_points
+from meshwright.planner.pipeline.op_memory import remat_levels
 from meshwright.planner.sharding.model import Point, ShardingModel
 from meshwright.planner.space.long_lived import crowded
 from meshwright.predict.pieces import per_microbatch
@@ -36,13 +35,19 @@ Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 FORWARD, INPUT, WEIGHT, FIRST, LAST, STEP, STATIC, RESIDENT, HOST, STEP_HOST, RESTORED = range(11)
 SUMS = 11
-"""The first figures add up along a range; of the two transients after them the largest counts."""
+"""Columns before this one add up along a range. Of the two transients after them a range has the largest."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardedChain:
-    """A chain on a submesh for a number of micro-batches. sums[level, i]: of segments before i; figures[level, i]: of
-    segment i. layouts: of every value that crosses a boundary, as the chain has it."""
+    """A chain on a submesh at a number of micro-batches.
+
+    mesh: place of the class of submeshes.
+    points: of each segment.
+    sums: [level, i]: figures of all segments before i.
+    figures: [level, i]: figures of segment i, in the columns FORWARD to RESTORED and two transients.
+    layouts: of every value that crosses a boundary.
+    """
 
     mesh: int
     microbatches: int
@@ -57,31 +62,35 @@ class ShardedChain:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """The same for chains that do the same."""
+        """Equal for chains with the same figures and layouts."""
         return (self.figures.tobytes(), *self.layouts.items())
 
     @property
     def step_s(self) -> float:
-        """Of the whole chain, all kept."""
+        """The step of the whole chain on its submesh, everything kept."""
         whole = self.sums[0, -1]
         return float(self.microbatches * whole[:FIRST].sum() + whole[FIRST : STEP + 1].sum())
 
 
 First = tuple[ShardingModel, Chain, ShardedChain]
-"""A chain whose bytes nothing is charged for, and where it was found."""
+"""A shortest path at price zero per byte, with the model it was found in."""
 
 
 def sharded_chains(
     program: Program, at: int, stage: StageMesh, setting: Setting, recompute: bool, most_s: float = inf
 ) -> list[ShardedChain]:
-    """Every different chain on this mesh that may be among its best; none where the batch, the pins and the mesh do not
-    go together. Segments keep all, or their inputs alone; `with_levels` looks closer. most_s: of the whole program, all
-    kept; of a slower mesh one chain is offered."""
+    """Different chains on a mesh, at several prices per byte; none where batch, pins and mesh contradict each other.
+
+    Levels are two: everything kept, and inputs alone. `with_remat_levels` refines them.
+    at: place of the mesh among the classes of submeshes.
+    recompute: segments may recompute.
+    most_s: a mesh whose fastest chain takes longer has this chain alone.
+    """
     return more_chains(first_chains(program, at, stage, setting, recompute), at, stage, recompute, most_s)
 
 
 def first_chains(program: Program, at: int, stage: StageMesh, setting: Setting, recompute: bool) -> list[First]:
-    """The fastest chains on this mesh if memory were free."""
+    """The fastest chains on a mesh without a memory limit."""
     small = program.at_batch(cut_batch(program.batch, setting.microbatches)[0])
     free = ShardingModel(small, stage.mesh, stage.pins, setting)
     met: list[First] = []
@@ -99,8 +108,10 @@ def first_chains(program: Program, at: int, stage: StageMesh, setting: Setting, 
 def more_chains(
     met: Sequence[First], at: int, stage: StageMesh, recompute: bool, most_s: float, flight: int = 1
 ) -> list[ShardedChain]:
-    """These, and what is best on this mesh at some prices per byte. flight: micro-batches in flight that all hold what
-    backward reads: chains are asked for, too, that keep it all, for which small values are worth more than weights."""
+    """The first chains, and the shortest paths at the PRICES per byte.
+
+    flight: micro-batches in flight. Paths are asked for with activations charged so many times, too.
+    """
     worst_s = min(most_s, _worst_s([sharded for _, _, sharded in met], stage))
     found: dict[object, ShardedChain] = {}
     for keeping, chain, sharded in met:
@@ -117,8 +128,10 @@ def more_chains(
 
 
 def _worst_s(firsts: Sequence[ShardedChain], stage: StageMesh) -> float:
-    """What a chain that nothing is charged for has to be faster than, so that others with its skips may be worth a
-    look: they save bytes and take longer. Endless where bytes are of use."""
+    """The step above which a first chain is not followed to higher prices per byte, which save bytes and take longer.
+
+    Infinite where the fastest chain does not fit, so that bytes matter.
+    """
     quickest = min(firsts, key=lambda sharded: sharded.step_s, default=None)
     if quickest is None:
         return inf
@@ -149,8 +162,9 @@ def _sharded_chain(program: Program, at: int, stage: StageMesh, chain: Chain, re
 def with_remat_levels(
     sharded: ShardedChain, program: Program, stage: StageMesh, method: str = "auto", compiled: bool = False
 ) -> ShardedChain:
-    """The offer with what its segments could keep at a few prices per byte; `program` at one micro-batch.
+    """The chain with one rematerialisation level for each of a few prices per byte.
 
+    program: at the batch of one micro-batch.
     method: of activation checkpointing; `full` and `selective` leave one level each.
     """
     levels = {"full": slice(-1, None), "selective": slice(1, 2)}.get(method, slice(None))
@@ -159,7 +173,7 @@ def with_remat_levels(
     rows = {}
     for key, point in points.items():
         graph = program.graphs[point.choice.graph].at(program.batch)
-        found = held_points(graph, point.choice, stage.mesh, [price * ratio for ratio in PRICES], compiled)
+        found = remat_levels(graph, point.choice, stage.mesh, [price * ratio for ratio in PRICES], compiled)
         rows[key] = [_figures(point, sharded.microbatches)]
         rows[key] += [_recomputing(point, sharded.microbatches, one.resident_bytes, one.recompute_s) for one in found]
         rows[key] = rows[key][levels]
@@ -175,12 +189,12 @@ def _summed(
     return ShardedChain(at, microbatches, points, sums, figures, layouts)
 
 
-def _recomputing(point: FrontierPoint, microbatches: int, kept: int, gather_per_use_s: float) -> list[float]:
-    """A segment that keeps so much; what is dropped is there again while its backward runs."""
+def _recomputing(point: FrontierPoint, microbatches: int, kept: int, recompute_s: float) -> list[float]:
+    """Figures of a segment that keeps so many bytes, and restores the rest while its backward runs."""
     row = _figures(point, microbatches)
     dropped = max(0, point.resident_bytes - kept)
-    row[INPUT] += gather_per_use_s
-    row[HOST] += point.forward_host_s * (gather_per_use_s / point.forward_s if point.forward_s else 0.0)
+    row[INPUT] += recompute_s
+    row[HOST] += point.forward_host_s * (recompute_s / point.forward_s if point.forward_s else 0.0)
     row[RESIDENT] -= dropped
     row[RESTORED] = dropped
     row[-1] += dropped
@@ -199,7 +213,7 @@ def _figures(point: FrontierPoint, microbatches: int) -> list[float]:
 
 
 def hosted(figures: Floats) -> Floats:
-    """Rows whose device waits for its host take what the host needs."""
+    """Figures in which a device that waits for its host takes the host's seconds."""
     found = figures.copy()
     device = figures[:, :FIRST].sum(axis=1)
     slower = np.maximum(1.0, figures[:, HOST] / np.maximum(device, 1e-30))
@@ -209,7 +223,7 @@ def hosted(figures: Floats) -> Floats:
 
 
 def cost_of(figures: Sequence[float], overlaps: bool) -> SegmentCost:
-    """overlaps: gathers and reductions overlap compute."""
+    """One row of figures as a SegmentCost. overlaps: gathers and reductions overlap compute."""
     (
         forward_s,
         input_s,
@@ -222,10 +236,10 @@ def cost_of(figures: Sequence[float], overlaps: bool) -> SegmentCost:
         _,
         _,
         restored,
-        early,
-        late,
+        forward_transient,
+        backward_transient,
     ) = figures
-    sizes = (round(static), round(resident), round(early), round(late))
+    sizes = (round(static), round(resident), round(forward_transient), round(backward_transient))
     seconds = (
         forward_s,
         input_s,
@@ -239,13 +253,13 @@ def cost_of(figures: Sequence[float], overlaps: bool) -> SegmentCost:
 
 
 def tied_weights(program: Program) -> dict[str, tuple[int, ...]]:
-    """Weights that several segments read, and which."""
+    """Weights that several segments read, with these segments."""
     counts = Counter(name for segment in program.segments for name in dict.fromkeys(segment.params))
     return {name: program.uses_of(name) for name, count in counts.items() if count > 1}
 
 
 def parameter_of(program: Program, sharded: ShardedChain, name: str, index: int) -> ParameterPlan:
-    """What the chain decides for a parameter that segment `index` reads."""
+    """The chain's storage and layouts of a parameter that segment `index` reads."""
     segment = program.segments[index]
     local = program.graphs[segment.graph].params[segment.params.index(name)].name
     return sharded.points[index].parameters[local]

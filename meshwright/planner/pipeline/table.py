@@ -1,7 +1,7 @@
-"""Every range of segments on every submesh as rows of numbers, for the dynamic programme over stages.
+"""Table: every range of segments on every submesh as rows of numbers, for the dynamic programme over stages.
 
-A range is left out where no pipeline within the limit has it: where its own work takes longer, or where all else would
-take longer on the devices that it leaves.
+A range is pruned where no pipeline within the time limit has it: because its own work takes longer, or because the
+other segments take longer on the devices that are left.
 """
 
 from __future__ import annotations
@@ -32,30 +32,35 @@ from meshwright.planner.pipeline.sharded_chains import (
     tied_weights,
 )
 from meshwright.planner.stages.grouping import grouped
-from meshwright.planner.stages.options import Ints, Options
+from meshwright.planner.stages.options import Ints, StageOptions
 from meshwright.planner.stages.problem import StagePoint
 from meshwright.price.handover import Rate, inner_rate, least_s
 from meshwright.price.parameter import Setting
 from meshwright.price.tied_replica import TiedReplicaPrice, tied_replica_price
 
 PARTS = 4
-"""A range stops so often between two levels."""
+"""Mixed ranges between two levels, of one range: the first quarter, half, ... of its segments are at the higher one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Segments [first, turn) of a chain at `level` + 1, [turn, end) at `level`."""
+    """Segments [first, switch_at) of a chain at rematerialisation level `level` + 1, [switch_at, end) at `level`."""
 
     sharded: ShardedChain
     first: int
-    turn: int
+    switch_at: int
     end: int
     level: int
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """What is alive at a cut: names, shapes at one micro-batch, bytes of a number, and whether a gradient returns."""
+    """Values that are alive at a cut.
+
+    shapes: at one micro-batch.
+    itemsizes: bytes of one element.
+    grads: whether a gradient is sent back.
+    """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -68,7 +73,7 @@ class Boundary:
 
 
 def boundaries(program: Program) -> list[Boundary]:
-    """At every cut from 0 on; `program` is at the batch of one micro-batch."""
+    """The boundary at every cut from 0 on. program: at the batch of one micro-batch."""
     made: dict[str, tuple[tuple[int, ...], int, bool]] = {}
     last: dict[str, int] = {}
     for index, segment in enumerate(program.segments):
@@ -95,7 +100,13 @@ def boundaries(program: Program) -> list[Boundary]:
 
 
 class Table:
-    """All offers for one number of micro-batches."""
+    """The rows of all chains for one number of micro-batches.
+
+    program, setting: at one micro-batch.
+    found: chains of all submeshes.
+    groups: stages may be cut only between so many groups of segments; anywhere unless given.
+    layers: segments of each stage, where they are pinned.
+    """
 
     def __init__(
         self,
@@ -107,8 +118,6 @@ class Table:
         groups: int | None = None,
         layers: Sequence[int] | None = None,
     ) -> None:
-        """`program` and `setting` are those of one micro-batch. groups: so many of segments, which are not parted; each
-        segment by itself unless given. layers: of each stage, where they are pinned."""
         self.program, self.meshes, self.sharded_chains, self.submesh_links, self.setting = (
             program,
             meshes,
@@ -128,22 +137,24 @@ class Table:
 
     @cached_property
     def least_work(self) -> Floats:
-        """Device-seconds of the segments before each, a micro-batch, at the least of all offers."""
+        """Device-seconds of a micro-batch in all segments before each, at the least of all chains."""
         ranks = np.array([self.meshes[sharded.mesh].ranks for sharded in self.sharded_chains])
         work = np.array([sharded.figures[0, :, :FIRST].sum(axis=1) for sharded in self.sharded_chains])
         return np.concatenate([[0.0], np.cumsum((work * ranks[:, None]).min(axis=0))])
 
-    def options(self, limit_s: float, interleaved: bool = False) -> Options | None:
-        """The rows of all ranges that a pipeline within `limit_s` may have. dealt: on equal submeshes with several runs
-        each, one of which is such a range."""
-        parts: list[_Rows] = []
+    def options(self, limit_s: float, interleaved: bool = False) -> StageOptions | None:
+        """The rows of all ranges that a pipeline within `limit_s` may have.
+
+        interleaved: ranges are runs of stages with several runs each, on equal submeshes.
+        """
+        blocks: list[_Rows] = []
         for number, sharded in enumerate(self.sharded_chains):
             begin, end = self._ranges(sharded, limit_s, interleaved)
             if len(begin):
-                parts.append(self._rows(number, sharded, begin, end))
-        if not parts:
+                blocks.append(self._rows(number, sharded, begin, end))
+        if not blocks:
             return None
-        columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _Rows.__slots__}
+        columns = {name: np.concatenate([getattr(block, name) for block in blocks]) for name in _Rows.__slots__}
         order = np.lexsort((columns["figures"][:, 0], columns["end"], columns["port"], columns["begin"]))
         columns = {name: column[order] for name, column in columns.items()}
         figures: Floats = columns["figures"]
@@ -151,7 +162,7 @@ class Table:
         where = np.stack([columns["begin"], port, columns["end"]], axis=1)
         limits = np.array([float(self.meshes[sharded.mesh].memory_bytes) for sharded in self.sharded_chains])
         mesh = np.array([sharded.mesh for sharded in self.sharded_chains])
-        return Options(
+        return StageOptions(
             points=_Points(self, columns),
             begin=columns["begin"],
             end=columns["end"],
@@ -173,7 +184,7 @@ class Table:
         )
 
     def _ranges(self, sharded: ShardedChain, limit_s: float, interleaved: bool) -> tuple[Ints, Ints]:
-        """Places among the cuts."""
+        """(begin, end) of ranges, as places among the cuts."""
         places = np.triu_indices(len(self.cuts), 1)
         begin, end = self.cuts[places[0]], self.cuts[places[1]]
         sums, ranks = sharded.sums[0], self.meshes[sharded.mesh].ranks
@@ -189,8 +200,10 @@ class Table:
         return places[0][keep], places[1][keep]
 
     def _rows(self, port: int, sharded: ShardedChain, first: Ints, last: Ints) -> _Rows:
-        """Every level and part of the way to the next; what does not fit, or is worse in every figure, is left out.
-        Ranges are between places among the cuts."""
+        """Rows of a chain: all levels of all ranges and PARTS - 1 mixtures with the next, if fitting and undominated.
+
+        first, last: of ranges, as places among the cuts.
+        """
         begin, end = self.cuts[first], self.cuts[last]
         tied = self._tied_replicas(sharded, begin, end)
         limit = self.meshes[sharded.mesh].memory_bytes
@@ -199,11 +212,11 @@ class Table:
             for level in range(sharded.levels)
             for part in range(PARTS if level + 1 < sharded.levels else 1)
         ]
-        turns = np.stack([begin + (end - begin) * part // PARTS for _, part in stops])
+        switches = np.stack([begin + (end - begin) * part // PARTS for _, part in stops])
         figures = np.stack(
             [
-                hosted(self._figures(sharded, begin, turn, end, level) + tied)
-                for (level, _), turn in zip(stops, turns, strict=True)
+                hosted(self._figures(sharded, begin, switch, end, level) + tied)
+                for (level, _), switch in zip(stops, switches, strict=True)
             ]
         )
         fits = figures[..., STATIC : RESIDENT + 1].sum(axis=2) + figures[..., SUMS:].max(axis=2) <= limit
@@ -211,24 +224,24 @@ class Table:
         level = np.array([level for level, _ in stops])
         count = len(stop)
         return _Rows(
-            np.full(count, port), first[place], last[place], turns[stop, place], level[stop], figures[stop, place]
+            np.full(count, port), first[place], last[place], switches[stop, place], level[stop], figures[stop, place]
         )
 
-    def _figures(self, sharded: ShardedChain, begin: Ints, turn: Ints, end: Ints, level: int) -> Floats:
+    def _figures(self, sharded: ShardedChain, begin: Ints, switch: Ints, end: Ints, level: int) -> Floats:
         upper = min(level + 1, sharded.levels - 1)
         sums = (
-            sharded.sums[upper, turn]
+            sharded.sums[upper, switch]
             - sharded.sums[upper, begin]
             + sharded.sums[level, end]
-            - sharded.sums[level, turn]
+            - sharded.sums[level, switch]
         )
         most = np.maximum(
-            largest_transients(sharded, upper, begin, turn), largest_transients(sharded, level, turn, end)
+            largest_transients(sharded, upper, begin, switch), largest_transients(sharded, level, switch, end)
         )
         return np.concatenate([sums, most], axis=1)
 
     def _tied_replicas(self, sharded: ShardedChain, begin: Ints, end: Ints) -> Floats:
-        """What a range adds that reads a weight of an earlier stage: its copy and gradient, handed over once a step."""
+        """Figures that tied replicas add to ranges: weights of an earlier stage, and their gradients, once a step."""
         found = np.zeros((len(begin), SUMS + 2))
         stage = self.meshes[sharded.mesh]
         for name, users in tied_weights(self.program).items():
@@ -243,7 +256,7 @@ class Table:
         return found
 
     def _tied_replica(self, sharded: ShardedChain, stage: StageMesh, name: str, user: int) -> TiedReplicaPrice:
-        """As if it came from a stage like this one."""
+        """The price of a tied replica, as if its owner were a stage like this one."""
         segment = self.program.segments[user]
         value = self.program.graphs[segment.graph].params[segment.params.index(name)]
         compute = Layout.parse(sharded.points[user].point.choice.parameters[value.name])
@@ -259,7 +272,7 @@ class Table:
 
     @cached_property
     def crossing_s(self) -> Floats:
-        """By (cut, offer left, offer entered), there and back, by the closed form."""
+        """Seconds of handing over, there and back, by (cut, chain left, chain entered); a closed form."""
         count = len(self.sharded_chains)
         found = np.zeros((len(self.cuts), count, count))
         known: dict[object, Floats] = {}
@@ -297,13 +310,13 @@ class _Rows:
     port: Ints
     begin: Ints
     end: Ints
-    turn: Ints
+    switch: Ints
     level: Ints
     figures: Floats
 
 
 class _Points(Sequence[StagePoint]):
-    """Rows as StagePoints, made when they are looked at."""
+    """Rows as StagePoints, made on access."""
 
     def __init__(self, table: Table, columns: dict[str, np.ndarray]) -> None:
         self.table, self.columns = table, columns
@@ -313,8 +326,8 @@ class _Points(Sequence[StagePoint]):
 
     def __getitem__(self, index: int) -> StagePoint:  # type: ignore[override]
         begin, end = (int(self.table.cuts[self.columns[name][index]]) for name in ("begin", "end"))
-        turn, level = (int(self.columns[name][index]) for name in ("turn", "level"))
+        switch, level = (int(self.columns[name][index]) for name in ("switch", "level"))
         port = int(self.columns["port"][index])
-        chosen = Range(self.table.sharded_chains[port], begin, turn, end, level)
+        chosen = Range(self.table.sharded_chains[port], begin, switch, end, level)
         overlaps = self.table.meshes[chosen.sharded.mesh].ranks > 1
         return StagePoint(cost_of(self.columns["figures"][index].tolist(), overlaps), port, port, chosen)

@@ -27,9 +27,9 @@ from meshwright.plan import Choice, ParameterPlan
 from meshwright.planner.space.image_boundaries import ALL
 from meshwright.planner.space.long_lived import MOST_ALIVE
 from meshwright.planner.space.segment import LayoutSet, Matrix, Space, boundary_layouts, conversions_s, wanted
+from meshwright.price.bucketing import whole_bytes
 from meshwright.price.flow import canonical, invariant
 from meshwright.price.parameter import parameter_price
-from meshwright.price.together import whole_bytes
 from meshwright.rules import Strategy
 from meshwright.select import Problem, ProblemBuilder
 from meshwright.select.problem import Floats

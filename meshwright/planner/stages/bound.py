@@ -27,7 +27,7 @@ from math import gcd, prod
 
 import numpy as np
 
-from meshwright.planner.stages.options import Bools, Floats, Ints, Options
+from meshwright.planner.stages.options import Bools, Floats, Ints, StageOptions
 from meshwright.planner.stages.problem import PlacedRun, StageProblem
 from meshwright.schedule import in_flight_of
 from meshwright.schedule.orders import SPLIT
@@ -45,7 +45,7 @@ class Bound:
     not say so."""
 
     def __init__(
-        self, problem: StageProblem, made: Options, schedule: str, microbatches: int, split: bool = False
+        self, problem: StageProblem, made: StageOptions, schedule: str, microbatches: int, split: bool = False
     ) -> None:
         self.problem, self.made, self.schedule, self.microbatches = problem, made, schedule, microbatches
         split = split or schedule in SPLIT or schedule == "searched"

@@ -1,4 +1,4 @@
-"""Clusters of consecutive segments, as even as can be."""
+"""Clusters of consecutive segments with nearly equal weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from meshwright.errors import PlanError
 
 
 def cluster(weights: Sequence[float], most: int) -> tuple[int, ...]:
-    """At most `most` clusters of consecutive segments, the heaviest as light as can be; where they begin and end."""
+    """Cuts of at most `most` clusters of consecutive segments, the heaviest as light as possible; bisection."""
     if most < 1:
         raise PlanError(f"{most} clusters", "1 or more")
     if len(weights) <= most:

@@ -1,8 +1,11 @@
-"""Where a long chain may be cut: groups of segments of about equal weight, parted where little has to cross.
+"""Groups of segments: the places at which a long chain may be cut.
 
-Of a chain of n segments all ranges of them are n^2 / 2 rows for every submesh; of k groups, k^2 / 2. Groups are chosen
-so that the sum of (weight / mean weight)^2 over groups and (traffic / mean traffic) over the cuts between them is
-least, none heavier than ROUGH times the lightest that the heaviest group can be: exact, by dynamic programming.
+A chain of n segments has n^2 / 2 ranges on every submesh, k groups of them k^2 / 2. The groups minimise
+
+    sum over groups (weight / mean weight)^2  +  sum over cuts between them (traffic / mean traffic)
+
+subject to no group being heavier than ROUGH times the heaviest of the most even grouping. Dynamic programming solves
+this exactly.
 """
 
 from __future__ import annotations
@@ -17,8 +20,11 @@ from meshwright.planner.stages.clusters import cluster
 
 
 def grouped(weights: Sequence[float], traffic: Sequence[float], groups: int) -> tuple[int, ...]:
-    """Where so many groups begin and end. traffic[i]: what crosses between segments i - 1 and i; nothing does at the
-    ends of the chain."""
+    """Cuts between so many groups, with both ends of the chain.
+
+    weights: of each segment.
+    traffic: [i]: bytes that cross between segments i - 1 and i; zero at the ends of the chain.
+    """
     count = len(weights)
     if count <= groups:
         return tuple(range(count + 1))
@@ -27,14 +33,14 @@ def grouped(weights: Sequence[float], traffic: Sequence[float], groups: int) -> 
     room = ROUGH * max(sums[b] - sums[a] for a, b in pairwise(even)) * (1 + 1e-9)
     mean = (sums[-1] / groups) or 1.0
     inner = list(traffic[1:count])
-    usual = (sum(inner) / len(inner)) or 1.0
-    # best[i, g]: the least of g groups that end at cut i, and where the last of them began.
+    mean_traffic = (sum(inner) / len(inner)) or 1.0
+    # best[i, g]: the minimum of g groups that end at cut i. begun[i, g]: where the last of them begins.
     best = np.full((count + 1, groups + 1), np.inf)
     best[0, 0] = 0.0
     begun = np.zeros((count + 1, groups + 1), dtype=np.int64)
     first = 0
     for end in range(1, count + 1):
-        crossing = traffic[end] / usual if end < count else 0.0
+        crossing = traffic[end] / mean_traffic if end < count else 0.0
         while sums[end] - sums[first] > room:
             first += 1
         weight = sums[end] - np.array(sums[first:end])

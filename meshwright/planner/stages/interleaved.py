@@ -1,19 +1,19 @@
-"""Interleaved pipelines: equal submeshes, each with several runs of segments, dealt round.
+"""Interleaved pipelines: equal submeshes, with runs of segments assigned round-robin. Lower bound and candidates.
 
 With K stages of v runs and M micro-batches, run r takes x_r for a micro-batch and c_r to hand it over, there and back.
-Stage p begins when the first micro-batch has come through the runs before p, and ends before the last gradient goes
-back through them; all that it does lies between:
+Stage p begins when the first micro-batch has passed the runs before p, and ends before the last gradient goes back
+through them. All its work lies between:
 
     T >= sum_(q<p) (x_q + c_q) + M (x_p + x_(p+K) + ...)     for every p; summed over all p:
     T >= 1/K sum_r (M + max(0, K-1-r)) x_r + max(0, K-1-r) c_r,      and    T >= 1/K sum_r (M x_r + e_r)
 
-with e_r a step for what does not overlap. And a micro-batch goes through all runs and back, and waits at each for the
-forwards of all others before it, or for their backwards:
+where e_r is the part of a step that does not overlap. A micro-batch passes all runs and returns, and waits at each for
+the forwards of all others before it, or for their backwards:
 
     T >= sum_r (x_r + c_r) + (M-1) max_r max(f_r, b_r) >= sum_r x_r + c_r + (M-1)/(K v) max(f_r, b_r)
 
-The least of these sums over all ways to cut the chain are a bound (`Interleaved.least_s`). Candidates are those with
-the quickest slowest run, then such with slower ones that take less in all (`Interleaved.pipelines`).
+The minimum of these sums over all cuts of the chain is a lower bound (`Interleaved.least_s`). The first candidate has
+the quickest slowest run; later ones have slower runs and take less in all (`Interleaved.pipelines`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from math import inf
 import numpy as np
 
 from meshwright.planner.effort import ROUGH
-from meshwright.planner.stages.options import Floats, Ints, Options
+from meshwright.planner.stages.options import Floats, Ints, StageOptions
 from meshwright.planner.stages.problem import PlacedRun, StageProblem
 from meshwright.schedule import in_flight_of
 
 
 def interleavings(problem: StageProblem) -> Iterator[tuple[int, int, int]]:
-    """(mesh class, stages, runs a stage) that the devices and cuts are enough for."""
+    """(mesh class, stages, runs a stage) for which there are enough devices and cuts."""
     cuts = len(problem.all_cuts) - 1
     for mesh, made in enumerate(problem.meshes):
         most = min(have // want for have, want in zip(problem.devices, made.devices, strict=True) if want)
@@ -42,10 +42,10 @@ def interleavings(problem: StageProblem) -> Iterator[tuple[int, int, int]]:
 
 
 class Interleaved:
-    """So many stages on submeshes of one class, each with so many runs."""
+    """Pipelines of so many stages on submeshes of one class, each with so many runs."""
 
     def __init__(
-        self, problem: StageProblem, made: Options, microbatches: int, mesh: int, stages: int, runs: int
+        self, problem: StageProblem, made: StageOptions, microbatches: int, mesh: int, stages: int, runs: int
     ) -> None:
         self.problem, self.made, self.microbatches = problem, made, microbatches
         self.mesh, self.stages, self.runs = mesh, stages, runs
@@ -56,7 +56,7 @@ class Interleaved:
         self.ways: dict[int, Ints] = {}
 
     def least_s(self) -> float:
-        """No pipeline of these is faster. Every run's own memory alone is looked at."""
+        """Lower bound on the step. Of memory, each run's own alone is counted."""
         made = self.made
         fits = made.held_bytes[self.own] + made.resident_bytes[self.own] <= made.limit_bytes[self.own]
         if not fits.any():
@@ -135,7 +135,7 @@ class Interleaved:
         return float(best[0])
 
     def _cheapest(self, limit_s: float) -> tuple[int, ...]:
-        """Rows of runs of at most `limit_s` with the least sum of runs and crossings."""
+        """Rows of the pipeline with the least sum of runs and crossings, no run slower than `limit_s`."""
         handed, tables = self._after_all(), []
         for run in range(self.total - 1, -1, -1):
             rows = self._able(run)
@@ -160,12 +160,12 @@ class Interleaved:
         return handed
 
     def _first(self, rows: Ints) -> Ints:
-        """Where rows of another cut or layout in which it is entered begin."""
+        """Places at which rows of another (begin, enter) start."""
         keys = self.made.begin[rows] * len(self.made.enters) + self.made.enter[rows]
         return np.flatnonzero(np.diff(keys, prepend=-1))
 
     def _taken(self, rows: Ints, value: Floats, first: Ints | None = None) -> Floats:
-        """The least value by (cut, layout in which it is entered)."""
+        """The least value by (cut, enter)."""
         made = self.made
         found: Floats = np.full((self.cuts, len(made.enters)), inf)
         first = self._first(rows) if first is None else first
@@ -174,7 +174,7 @@ class Interleaved:
         return found
 
     def _handed(self, taken: Floats, weight: float) -> Floats:
-        """By (cut, layout in which it is left), crossings counted so many times."""
+        """The least value by (cut, leave), with crossings counted `weight` times."""
         if not weight:
             return np.broadcast_to(taken.min(axis=1)[:, None], self.made.crossing_s.shape[:2])
         found: Floats = (taken[:, None] + weight * self.made.crossing_s).min(axis=2)

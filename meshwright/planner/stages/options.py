@@ -1,4 +1,4 @@
-"""Every range, mesh class and point of a StageProblem as rows of numbers."""
+"""The points of a StageProblem as columns of numbers, for vectorised dynamic programming."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 Bools = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 Port = tuple[int, Hashable]
-"""A mesh class and the layout in which a stage on it takes or hands over the boundary."""
+"""(mesh class, layout of the boundary value) at one end of a stage."""
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """Every range, mesh class and point, sorted by where the range begins and how it is entered and left.
+class StageOptions:
+    """Rows of (range, mesh class, point), sorted by the range's begin and its boundary layouts.
 
-    Rows of one `group` differ in the point alone; `fixed_s` is what a step takes besides its micro-batches,
-    `held_bytes` static bytes and the largest transient, `restored_bytes` what recomputation brings back.
+    enter, leave: places of the Ports at the two ends.
+    group: rows of one group differ in the point alone.
+    fixed_s: seconds of a step besides its micro-batches.
+    held_bytes: static bytes and the largest transient.
+    restored_bytes: what recomputation brings back for backward.
+    crossing_s: seconds of handing over, there and back, by (cut, leave, enter).
     """
 
     points: Sequence[StagePoint]
@@ -44,8 +48,8 @@ class Options:
     crossing_s: Floats
 
 
-def options(problem: StageProblem, microbatches: int) -> Options | None:
-    """None where no range can be run at all. Positions are those of the cuts."""
+def options(problem: StageProblem, microbatches: int) -> StageOptions | None:
+    """The rows of a problem, begin and end as places among the cuts; None where no range can be run at all."""
     rows: list[tuple[int, int, int, int, int, StagePoint]] = []
     enters: dict[Port, int] = {}
     leaves: dict[Port, int] = {}
@@ -66,7 +70,7 @@ def options(problem: StageProblem, microbatches: int) -> Options | None:
     overlapped_s = [cost.overlappable_s if problem.overlap else 0.0 for cost in costs]
     transient = [max(cost.forward_transient_bytes, cost.backward_transient_bytes) for cost in costs]
     limits = np.array([float(mesh.memory_bytes) for mesh in problem.meshes])
-    return Options(
+    return StageOptions(
         points=points,
         begin=where[:, 0],
         enter=where[:, 1],
@@ -94,7 +98,7 @@ def options(problem: StageProblem, microbatches: int) -> Options | None:
 
 
 def _crossings(problem: StageProblem, microbatches: int, enters: tuple[Port, ...], leaves: tuple[Port, ...]) -> Floats:
-    """Seconds by (cut, how it is left, how the next stage is entered)."""
+    """Seconds of handing over by (cut, leave, enter)."""
     cuts = problem.all_cuts
     found = np.zeros((len(cuts), len(leaves), len(enters)))
     for at in range(1, len(cuts) - 1):

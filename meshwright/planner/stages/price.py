@@ -1,4 +1,4 @@
-"""What a candidate pipeline costs: its lists, played by the simulator, each run of segments as one."""
+"""The simulated step of a candidate pipeline, each run of segments played as one segment."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from meshwright.simulate import Costs, SegmentCost, Timeline, Transfer, simulate
 Played = tuple[Lists, Messages]
 
 LONG = 6
-"""Micro-batches a stage, after which every round is taken to be like the one before."""
+"""Micro-batches for each stage after which a schedule is taken to be periodic."""
 
 
 def price_pipeline(
     problem: StageProblem, runs: Sequence[PlacedRun], schedule: str, microbatches: int
 ) -> Timeline | None:
-    """The simulated step, or None where it does not fit the devices' memory. A long step is read off shorter ones."""
+    """The simulated step, or None where it does not fit the memory. Long steps are extrapolated from shorter ones."""
     costs = _costs(problem, runs, schedule, microbatches)
     stages = 1 + max(run.stage for run in runs)
     short, period = LONG * stages, stages
@@ -44,7 +44,7 @@ def _play(problem: StageProblem, runs: Sequence[PlacedRun], costs: Costs, schedu
 
 
 def _longer(less: Timeline, more: Timeline, times: int) -> Timeline:
-    """What so many more rounds of micro-batches would take, each as long as the last one was."""
+    """The step with so many more rounds of micro-batches, each as long as the difference of the two."""
     stages = tuple(
         replace(
             b,
@@ -63,7 +63,7 @@ def _lists(problem: StageProblem, runs: Sequence[PlacedRun], costs: Costs, sched
     restored = frozenset(i for i, cost in enumerate(costs.segments) if cost.restored_bytes)
     stages = tuple(run.stage for run in runs)
     if schedule != "searched":
-        return _usual_lists(stages, gathered, restored, schedule, microbatches)
+        return _lists_by_name(stages, gathered, restored, schedule, microbatches)
     made = _pipeline(stages, gathered, restored, microbatches)
     transfers = {key[0]: transfer.seconds + transfer.latency_s for key, transfer in costs.transfers.items()}
     durations = Durations(
@@ -84,7 +84,7 @@ def _pipeline(
 
 
 @CACHES.memoized(maxsize=64)
-def _usual_lists(
+def _lists_by_name(
     stages: tuple[int, ...], gathered: frozenset[int], restored: frozenset[int], schedule: str, microbatches: int
 ) -> Played:
     made = _pipeline(stages, gathered, restored, microbatches)
@@ -93,7 +93,7 @@ def _usual_lists(
 
 
 def room(problem: StageProblem, runs: Sequence[PlacedRun], costs: Costs, microbatches: int) -> list[int]:
-    """How many runs of micro-batches each stage has memory for, the largest of its runs and its buffers counted."""
+    """Runs of micro-batches that each stage has memory for, besides its largest transient and its buffers."""
     found = []
     for stage in range(1 + max(run.stage for run in runs)):
         own = [(i, run) for i, run in enumerate(runs) if run.stage == stage]
@@ -130,7 +130,7 @@ def _costs(problem: StageProblem, runs: Sequence[PlacedRun], schedule: str, micr
 
 
 def _halved(cost: SegmentCost) -> SegmentCost:
-    """What all segments of the run recompute stays from their input halves to their weight halves."""
+    """The cost where backward is split: recomputed values stay from the input half to the weight half."""
     restored = cost.restored_bytes or 0
     work = cost.backward_transient_bytes + restored
     return replace(cost, restored_bytes=restored, backward_transient_bytes=work)

@@ -1,7 +1,7 @@
-"""What a pipeline is chosen from and what was chosen: numbers only, no torch and no Program.
+"""StageProblem and StageSolution: the search for pipeline stages in numbers, without torch and Program.
 
-A *stage* runs segments [first, end) on a submesh of some class; a StagePoint is one way to do so, with the layouts
-in which it takes and hands over the boundary. Stages take devices from what there is of each type.
+A *stage* runs segments [first, end) on a submesh of some class. A StagePoint is one way to do so, with the layouts of
+the boundary values at its two ends. Stages share the devices of each type.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from meshwright.simulate import SegmentCost, Timeline, Transfer
 
 @dataclass(frozen=True, slots=True)
 class MeshClass:
-    """Submeshes that are alike: how many devices of each type one takes, and the memory of its smallest device."""
+    """Equal submeshes: the number of devices of each type that one takes, and the memory of its smallest device."""
 
     name: str
     devices: tuple[int, ...]
@@ -29,7 +29,11 @@ class MeshClass:
 
 @dataclass(frozen=True, slots=True)
 class StagePoint:
-    """A way to run a range of segments. choice: whatever the caller wants back."""
+    """A way to run a range of segments.
+
+    enter, leave: boundary layouts at the two ends.
+    choice: handed back to the caller.
+    """
 
     cost: SegmentCost
     enter: Hashable = None
@@ -39,7 +43,7 @@ class StagePoint:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """What it takes to hand a micro-batch from one stage to the next, and its gradient back."""
+    """The messages of one micro-batch between two stages: values forward, gradients backward."""
 
     forward: Transfer
     backward: Transfer
@@ -50,20 +54,32 @@ class Crossing:
 
 
 Points = Callable[[int, int, int, int], Sequence[StagePoint]]
-"""(first, end, mesh class, micro-batches) -> ways to run these segments there; none if it cannot be done."""
+"""(first, end, mesh class, micro-batches) -> ways to run these segments there."""
 
 Crossings = Callable[[int, int, Hashable, int, Hashable, int], Crossing]
-"""(end of the first stage, its mesh class and layout, those of the second, micro-batches)."""
+"""(end of the first stage, its mesh class and layout, those of the second, micro-batches) -> Crossing."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageProblem:
-    """cuts: where a stage may begin or end, 0 and `segments` among them; anywhere unless given. later: schedules that
-    the caller tries on what is found; here they count in the bound alone. interleave: how many runs a stage may have
-    under `interleaved`, besides one. overlap: as in `Costs`. sizes: how many devices each stage has, if fixed. idle:
-    devices may be left over.
-    placed: what handing over from each run to the next takes once all stages have their devices, for so many
-    micro-batches; as `crossing` says if None."""
+    """The space of pipelines to search.
+
+    segments: of the chain.
+    meshes: classes of submeshes.
+    devices: number of each type.
+    points: ways to run a range; unused where the caller makes the StageOptions.
+    crossing: messages between two stages, likewise.
+    microbatches: numbers to try.
+    schedules: names to try.
+    later: schedules that the caller tries on the solution; here they count in the bound alone.
+    most_stages, least_stages: limits.
+    sizes: number of devices of each stage, if fixed.
+    idle: devices may be left over.
+    cuts: where a stage may begin or end, 0 and `segments` included; anywhere unless given.
+    interleave: numbers of runs that a stage may have under `interleaved`.
+    overlap: as in `Costs`.
+    placed: messages between consecutive runs once all stages have devices; None falls back to `crossing`.
+    """
 
     segments: int
     meshes: tuple[MeshClass, ...]
@@ -88,7 +104,7 @@ class StageProblem:
 
     @property
     def stage_limit(self) -> int:
-        """No pipeline has more stages than this."""
+        """Upper bound on the number of stages."""
         runs = len(self.all_cuts) - 1
         least = min((mesh.ranks for mesh in self.meshes), default=1)
         found = min(runs, sum(self.devices) // max(1, least))
@@ -110,7 +126,7 @@ class StageProblem:
 
 @dataclass(frozen=True, slots=True)
 class PlacedRun:
-    """Segments [first, end) on a stage of this mesh class, by this point. A stage with several runs is interleaved."""
+    """Segments [first, end) on a stage of a mesh class, run as a point says. An interleaved stage has several runs."""
 
     first: int
     end: int
@@ -125,10 +141,13 @@ Pipelined = tuple[tuple[PlacedRun, ...], str, int]
 
 @dataclass(frozen=True, slots=True)
 class StageSolution:
-    """The best pipeline found. bound_s: none of the space searched is faster; proven: this one is as fast as any.
+    """The best pipeline found.
 
-    simulated: how many candidates were. others: those that were nearly as fast, one of each schedule first. promising:
-    those that a schedule of their own could make faster than this one.
+    bound_s: lower bound on the step of all pipelines of the problem.
+    proven: no pipeline of the problem is faster.
+    simulated: number of candidates simulated.
+    others: candidates that were nearly as fast, one of each schedule first.
+    promising: candidates that a searched schedule could make faster than this one.
     """
 
     runs: tuple[PlacedRun, ...]

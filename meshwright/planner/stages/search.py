@@ -16,7 +16,7 @@ from meshwright.errors import PlanError, counted
 from meshwright.planner.effort import CLOSE, EFFORTS
 from meshwright.planner.stages.bound import Bound
 from meshwright.planner.stages.interleaved import Interleaved, interleavings
-from meshwright.planner.stages.options import Options, options
+from meshwright.planner.stages.options import StageOptions, options
 from meshwright.planner.stages.price import price_pipeline
 from meshwright.planner.stages.problem import Pipelined, PlacedRun, StageProblem, StageSolution
 from meshwright.simulate import Timeline
@@ -29,7 +29,7 @@ STAGE_METHODS = ("auto", "beam", "recursive", "mcmc", "mcts", "rl")
 """`auto`, and the searchers of the survey, which are imported when one is named."""
 
 
-Made = Mapping[int, Options | None]
+Made = Mapping[int, StageOptions | None]
 """The rows for each number of micro-batches."""
 
 
@@ -86,8 +86,8 @@ def solve_stages(
     problem: StageProblem,
     budget: int = SIMULATIONS,
     incumbent_s: float = inf,
-    made: Mapping[int, Options | None] | None = None,
-    interleaved: Mapping[int, Options | None] | None = None,
+    made: Mapping[int, StageOptions | None] | None = None,
+    interleaved: Mapping[int, StageOptions | None] | None = None,
     method: str = "auto",
     seed: int = 0,
 ) -> StageSolution | None:
@@ -237,7 +237,7 @@ def _walk(family: _Family, search: _Search) -> None:
             family.high_s = limit_s
 
 
-def _interleaved(problem: StageProblem, search: _Search, made: Mapping[int, Options | None]) -> float:
+def _interleaved(problem: StageProblem, search: _Search, made: Mapping[int, StageOptions | None]) -> float:
     """Try equal submeshes with several runs each, those first that could be quickest; returns a bound on them, which
     are not walked exhaustively."""
     found: list[tuple[float, int, Interleaved]] = []
@@ -259,7 +259,7 @@ def _interleaved(problem: StageProblem, search: _Search, made: Mapping[int, Opti
     return low_s
 
 
-def _later(problem: StageProblem, search: _Search, made: Mapping[int, Options | None]) -> float:
+def _later(problem: StageProblem, search: _Search, made: Mapping[int, StageOptions | None]) -> float:
     """No pipeline under one of these schedules is faster."""
     low_s = inf
     for schedule in problem.later:

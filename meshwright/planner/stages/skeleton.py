@@ -1,7 +1,7 @@
-"""Pipelines as skeletons, for searchers that try one after the other: where each stage ends and on what mesh it runs.
+"""Skeletons of pipelines: the end and the mesh class of each stage, for the local searches of `survey`.
 
-Given the stages, each takes the point that hands over soonest of those that fit where it stands, from the last stage to
-the first; the closed form of `bound` says what the step takes. So a trial is quick, and only the best are simulated.
+A skeleton is completed from the last stage to the first: each stage takes the point that fits and hands over soonest.
+The closed form of `bound` gives its step. So a trial is quick, and only the best trials are simulated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Devices = tuple[int, ...]
 
 
 class Trials:
-    """One schedule and number of micro-batches; so many skeletons may be tried."""
+    """Trials of skeletons for one schedule and number of micro-batches. budget: trials that are allowed."""
 
     def __init__(self, bound: Bound, budget: int) -> None:
         self.bound, self.problem, self.left = bound, bound.problem, budget
@@ -41,7 +41,7 @@ class Trials:
         self.work = self._least_work()
 
     def _least_work(self) -> list[float]:
-        """Device-seconds of a micro-batch from each cut to the end, at the least."""
+        """Lower bound on the device-seconds of a micro-batch from each cut to the end."""
         made = self.bound.made
         ranks = np.array([float(mesh.ranks) for mesh in self.problem.meshes])
         spent = self.bound.cross_s * ranks[made.mesh]
@@ -63,8 +63,11 @@ class Trials:
     def stage(
         self, begin: int, end: int, mesh: int, place: tuple[int, int | None], enter: int | None
     ) -> tuple[int, float] | None:
-        """(the row that hands over soonest of those that fit, what handing over takes). place: stages from this one on,
-        and in all; enter: of the next stage."""
+        """(the row that fits and hands over soonest, the seconds of handing over).
+
+        place: (stages from this one on, stages in all).
+        enter: of the next stage.
+        """
         made, rows = self.bound.made, self.rows(begin, end, mesh)
         if not len(rows):
             return None
@@ -75,7 +78,7 @@ class Trials:
         return (int(rows[best]), float(crossing_s[best])) if value[best] < inf else None
 
     def chosen(self, skeleton: Skeleton) -> tuple[float, list[int]]:
-        """The closed form's step, infinite where it cannot be; and the rows of the stages."""
+        """(the step by the closed form, infinite where the skeleton is impossible; the rows of its stages)."""
         count, bound = len(skeleton), self.bound
         used = tuple(map(sum, zip(*(self.devices[mesh] for _, mesh in skeleton), strict=True)))
         sizes = tuple(self.problem.meshes[mesh].ranks for _, mesh in skeleton)
@@ -104,14 +107,14 @@ class Trials:
         return enough and problem.least_stages <= stages <= problem.stage_limit
 
     def try_one(self, skeleton: Skeleton) -> float:
-        """Counts as a trial even where the answer is known already."""
+        """The step of a skeleton. Counts as a trial even where it is known already."""
         self.left -= 1
         if skeleton not in self.known:
             self.known[skeleton] = self.chosen(skeleton)[0]
         return self.known[skeleton]
 
     def best(self, count: int) -> list[tuple[PlacedRun, ...]]:
-        """The quickest that were tried, as pipelines."""
+        """The quickest skeletons tried, as pipelines."""
         order = sorted((value, skeleton) for skeleton, value in self.known.items() if value < inf)[:count]
         return [self.bound.runs(tuple(self.chosen(skeleton)[1])) for _, skeleton in order]
 

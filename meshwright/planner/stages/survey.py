@@ -1,4 +1,6 @@
-"""The survey's searchers on the stages of pipelines, to compare with the dynamic programme; none proves anything.
+"""Searchers of the auto-parallelism survey for pipeline stages, to compare with the dynamic programme.
+
+None of them gives a lower bound.
 
 beam       stage by stage from the end of the chain, the most promising of each length kept
 recursive  bisection: devices halved, the chain cut where the halves' work is as their devices, and so on in each half
@@ -32,7 +34,7 @@ SHIFTS = (-2, -1, 0, 1, 2)
 
 
 def surveyed(method: str, bound: Bound, count: int, seed: int = 0) -> list[tuple[PlacedRun, ...]]:
-    """The quickest few by the closed form that a method finds."""
+    """The best `count` pipelines of a searcher, by the closed form."""
     made = Trials(bound, TRIALS)
     METHODS[method](made, Random(seed))
     return made.best(count)
@@ -90,7 +92,7 @@ def _longer(trials: Trials, suffix: _Suffix, begin: int, mesh: int) -> _Suffix |
 
 
 def _promise_s(trials: Trials, suffix: _Suffix) -> float:
-    """What the step takes at least if the rest is as quick as it can be on the devices left."""
+    """Lower bound on the step of all completions: the rest is spread evenly over the devices left."""
     devices, before = sum(suffix.left), trials.work[0] - trials.work[suffix.begin]
     if (suffix.begin == 0) != (devices == 0) and (suffix.begin or not trials.problem.idle):
         return inf
@@ -104,7 +106,7 @@ def recursive(trials: Trials, dice: Random) -> None:
 
 
 def _bisected(trials: Trials, begin: int, end: int, devices: Devices) -> list[Skeleton]:
-    """At most four ways to run a range on these devices: one stage, or halves that are cut again."""
+    """At most four skeletons of a range on these devices: one stage, or halves that are bisected in turn."""
     known, key = trials.halved, (begin, end, devices)
     if key in known:
         return known[key]
@@ -125,7 +127,7 @@ def _bisected(trials: Trials, begin: int, end: int, devices: Devices) -> list[Sk
 
 
 def _halves(trials: Trials, devices: Devices) -> list[Devices]:
-    """Of all devices, or of one type of them; where a half is no mesh's, the nearest that some mesh has."""
+    """Halves of the devices: of all, of one type, and the sizes of meshes that are nearest to a half."""
     found = {tuple(have // 2 for have in devices)}
     found |= {tuple(have if i == kind else 0 for i, have in enumerate(devices)) for kind in range(len(devices))}
     near = sorted(
@@ -167,7 +169,7 @@ def mcmc(trials: Trials, dice: Random) -> None:
 
 
 def _changed(trials: Trials, skeleton: Skeleton, dice: Random) -> Skeleton | None:
-    """A cut moved, neighbours on other meshes of as many devices, a stage cut in two, or two made one."""
+    """A random neighbour: a moved cut, other meshes of as many devices, a split stage, or two joined ones."""
     stages = list(skeleton)
     place = dice.randrange(len(stages))
     end, mesh = stages[place]
@@ -266,7 +268,7 @@ def rl(trials: Trials, dice: Random) -> None:
 def _drawn(
     trials: Trials, meshes: np.ndarray, shifts: np.ndarray, dice: Random
 ) -> tuple[Skeleton, list[tuple[int, int]]]:
-    """Meshes until the devices are used, and cuts as their devices' shares, shifted."""
+    """A sample of the policy: meshes until the devices are used, and cuts by their devices' shares, shifted."""
     left, picks = trials.problem.devices, list[tuple[int, int]]()
     while len(picks) < len(meshes):
         able = [mesh for mesh, own in enumerate(trials.devices) if min(minus(left, own)) >= 0]

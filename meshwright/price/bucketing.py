@@ -1,4 +1,4 @@
-"""What parameters save by travelling in buckets: of a segment's, those whose way is the same plain collective."""
+"""Seconds that bucketing saves: shares of a bucket for parameters whose conversions are the same collective."""
 
 from __future__ import annotations
 
@@ -19,27 +19,31 @@ BUCKET_BYTES = 25 << 20
 
 
 def whole_bytes(parameters: Iterable[Value]) -> int:
-    """Of a segment's parameters together, before any is cut."""
+    """Bytes of all parameters of a segment, not sharded."""
     return sum(prod(value.type.sizes) * value.type.itemsize for value in parameters)
 
 
 def moving(ops: Iterable[Op], mesh: Mesh) -> list[Op]:
-    """Those that do something on this mesh."""
+    """Conversions that do something on this mesh."""
     return [op for op in ops if op.kind != "none" and any(mesh.sizes[axis] > 1 for axis in op.axes)]
 
 
 def scattered_layout(storage: Layout, compute: Layout) -> Layout:
-    """Of a gradient that was reduce-scattered: the pieces that are stored, still partial sums over axes whose ranks
-    store the same (replicas of HSDP; of norms under sequence parallelism, the tensor-parallel ranks). Replicas are
-    summed once a step. The storage layout where there are none, or nothing is scattered."""
+    """The layout of a reduce-scattered gradient: stored pieces that are partial sums over replicas.
+
+    Replicas are ranks that store the same: those of HSDP, or for norms under sequence parallelism the tp ranks.
+    They are summed once a step. Without replicas this is the storage layout.
+    """
     pairs = zip(storage.states, compute.states, strict=True)
     found = Layout(tuple(R if stored == I and used == R else stored for stored, used in pairs))
     return storage if found == compute else found
 
 
 def shared_op(ops: Iterable[Op], shape: Sequence[int], layout: Layout, mesh: Mesh) -> Op | None:
-    """The one collective of a way that parameters share; None where it takes several steps, or pieces that are not all
-    alike. layout: the sharded end of the way, that of all-reduces its compute layout."""
+    """The single collective of a conversion that parameters can share; None where it takes several or is uneven.
+
+    layout: the sharded end of the conversion; of an all-reduce its compute layout.
+    """
     found = moving(ops, mesh)
     if len(found) != 1 or found[0].sliced or not layout.is_even(tuple(shape), mesh.sizes):
         return None
@@ -53,8 +57,11 @@ def shared_op(ops: Iterable[Op], shape: Sequence[int], layout: Layout, mesh: Mes
 
 
 def part_of_bucket_s(moved: Collective, company: float, mesh: Mesh, *, leaves: bool = False) -> float:
-    """A parameter's part of the seconds of its bucket, which is `company` times as large as it, or full. leaves: as a
-    gradient, whose buckets are smaller where that costs little."""
+    """A parameter's share of the seconds of its bucket.
+
+    company: size of the bucket relative to the parameter; a full bucket at most.
+    leaves: it is a gradient, whose buckets are smaller where that costs little.
+    """
     axis, every = mesh.axis(moved.axis), int(moved.bytes * company)
     parts = grad_buckets(moved.kind, every, axis) if leaves else 1
     bucket = max(1, moved.bytes, min(BUCKET_BYTES, every // parts))  # a parameter may have no elements
@@ -63,14 +70,13 @@ def part_of_bucket_s(moved: Collective, company: float, mesh: Mesh, *, leaves: b
 
 @CACHES.memoized(maxsize=4096)
 def grad_buckets(kind: str, n_bytes: int, axis: Axis) -> int:
-    """In how many parts gradients of a segment, so many bytes together, leave one after the other while its backward
-    runs: as many as cost little more than one."""
+    """Number of parts in which so many gradient bytes leave during backward: as many as cost little more than one."""
     whole_s = collective_s(kind, n_bytes, axis)
     return max(n for n in range(1, DEPARTURES + 1) if n * collective_s(kind, n_bytes // n, axis) <= LITTLE * whole_s)
 
 
 def parts_of(sizes: Sequence[int], parts: int) -> list[int]:
-    """In which part each of these sizes, one after the other, has its middle, if all together are cut into so many."""
+    """For each of these consecutive sizes, the part that has its middle if all are cut into so many equal parts."""
     total, before, found = max(1, sum(sizes)), 0, []
     for size in sizes:
         found.append(min(parts - 1, (2 * before + size) * parts // (2 * total)))

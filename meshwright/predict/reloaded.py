@@ -1,4 +1,4 @@
-"""A plan from a file, at today's prices: they may have changed since it was written, or the file was edited."""
+"""Plans from files at today's prices, which may differ from the file after an edit or an update."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from meshwright.predict.step import predict, predicted
 SAME = 1e-6
 
 
-def priced_again(plan: Plan, program: Program) -> tuple[Plan, str]:
-    """(the plan, what differs from its file): itself and nothing where the file says what is predicted."""
+def reprice_loaded(plan: Plan, program: Program) -> tuple[Plan, str]:
+    """(the plan, a line on what differs from its file). The plan itself and no line if nothing does."""
     new, old = predict(plan, program), plan.predicted
     if isclose(new.step_s, old.step_s, rel_tol=SAME) and new.peak_bytes == old.peak_bytes:
         return plan, ""

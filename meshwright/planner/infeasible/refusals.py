@@ -1,0 +1,121 @@
+"""Texts of the refusals of a memory limit that is too small: what was given, what would do, and what to change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.cluster import Cluster
+from meshwright.errors import PlanError, counted
+from meshwright.pins.stages import PipelinePins
+from meshwright.plan.units import show_bytes, show_enough
+from meshwright.planner.infeasible.min_memory import MemoryNeeded
+
+TO_HOST = "put optimizer state on the host (--pin offload=auto, in Python pins='offload=auto')"
+"""Advice where a link to the host is known."""
+
+
+class NoRoomError(PlanError):
+    """A memory limit on one device that no plan fits.
+
+    least_bytes: the budget that the message names, in which a plan fits.
+    how: what that plan does to save memory, as the end of a sentence.
+    """
+
+    def __init__(self, given: str, expected: str, todo: str, least_bytes: int, how: str = "") -> None:
+        super().__init__(given, expected, todo)
+        self.least_bytes, self.how = least_bytes, how
+
+
+@dataclass(frozen=True, slots=True)
+class SmallestBudgets:
+    """Smallest budgets found for one device and one number of micro-batches, in bytes.
+
+    flat: every segment runs forward once and nothing is offloaded; proven.
+    offloaded: activations may be offloaded to the host as well.
+    all: the method that was asked for.
+    """
+
+    flat: int
+    offloaded: int
+    all: int
+
+    def refusal(self, budget: int, device: str, static_bytes: int, chunks: int, method: str = "auto") -> NoRoomError:
+        """static_bytes: parameters, optimizer states and the batch. chunks: the most of the last segment."""
+        tail = f", the tail in {chunks} chunks" if chunks > 1 and method != "rotor" else ""
+        auto = "" if method == "auto" else "leave the method to auto, "
+        pinned = "" if method == "auto" else f" with recompute={method}"
+        size = f"{self.all:,} bytes ({show_enough(self.all)})"
+        saved = "in the order that takes least" if method in ("rotor", "nested") else f"everything recomputed{tail}"
+        return NoRoomError(
+            f"no plan fits{pinned} in {show_bytes(budget)} on one device ({device})",
+            f"{f'at least {size}' if method == 'flat' else f'{size} are enough'}: {show_bytes(static_bytes)} of "
+            f"parameters, optimizer and batch, {saved}{self._how(method)}",
+            f"raise the limit, {auto}make the batch smaller",
+            self.all,
+            self._how(method),
+        )
+
+    def _how(self, method: str) -> str:
+        if self.all == self.flat or method != "auto":
+            return ""
+        how = "values wait on the host" if self.all == self.offloaded else "layers run forward more than once"
+        return f", {how}"
+
+
+def refuse_one_stage(
+    cluster: Cluster,
+    budget: int,
+    needed: MemoryNeeded,
+    larger: Cluster | None,
+    headroom: float = 0.0,
+    may_offload: bool = False,
+) -> PlanError:
+    """The refusal of a cluster on which no mesh has a plan.
+
+    needed: the smallest budget found in which a plan fits.
+    larger: a cluster of the same kind on which the model should fit.
+    headroom: part of each device that is left free.
+    may_offload: the host could hold optimizer states, and no pin speaks of that.
+    """
+    free = f", {headroom:.0%} left free: --headroom 0, in Python headroom=0, takes it" if headroom else ""
+    device = cluster.mesh((cluster.device_count,)).device
+    todo = [f"use {larger.name} ({larger.device_count} devices do)"] if larger else []
+    todo += ["raise the memory limit"] if needed.bytes <= device.usable_bytes else []
+    todo += [TO_HOST] if may_offload else []
+    return PlanError(
+        f"no plan fits in {budget:,} bytes on each of {counted(cluster.device_count, 'device')} ({device.name}{free})",
+        needed.against(budget),
+        ", ".join([*todo, "or make the batch smaller"]) if todo else "make the batch smaller",
+    )
+
+
+def refuse_method(method: str, budget: int, needed: MemoryNeeded) -> PlanError:
+    """The refusal of a pinned method of activation checkpointing."""
+    pin = f"recompute={method}"
+    return PlanError(
+        f"no plan with {pin} fits in {budget:,} bytes ({show_bytes(budget)})",
+        needed.against(budget),
+        f"raise the limit, drop the pin {pin} or make the batch smaller",
+    )
+
+
+def refuse_pipeline(pins: PipelinePins, cluster: Cluster, budget: int, needed: MemoryNeeded | None) -> PlanError:
+    """The refusal of pins that ask for a pipeline. needed: None where no pipeline exists in any amount of memory."""
+    types = [device.name for device in cluster.devices]
+    if needed is None and pins.schedule == "interleaved" and len(types) > 1:
+        return PlanError(
+            f"no pipeline with {pins.text} on {cluster.name}, whose devices are {' and '.join(types)}",
+            "devices of one type: interleaved stages are all alike",
+            "ask for another schedule, or use the devices of one type",
+        )
+    if needed is None:
+        return PlanError(
+            f"no pipeline with {pins.text} on {cluster.name}, whatever memory there is",
+            "pins and a batch that some stages can have",
+            "drop a pin or use more devices",
+        )
+    return PlanError(
+        f"no pipeline with {pins.text} fits on {cluster.name} in {budget:,} bytes ({show_bytes(budget)}) per device",
+        needed.against(budget),
+        "raise the memory limit, drop a pin or use more devices",
+    )
