@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import numpy as np
 
 from meshwright.select.flatten import join, running
@@ -11,9 +9,9 @@ from meshwright.select.kernels.arrays import Arrays
 from meshwright.select.kernels.cycles import Cycles
 from meshwright.select.problem import Ints
 
-# Of one node's neighbours, how many next to each other are looked at in pairs.
+# A neighbour of a node is paired with fewer than so many that follow it.
 NEIGHBOURS = 12
-# Table entries of all cycles; those with the smallest tables are taken.
+# Table entries of all cycles. Those with the smallest tables are taken.
 ENTRIES = 50_000_000
 # Products of matrices fill this many entries in the time of an elementary step.
 PRODUCTS_PER_STEP = 4.0
@@ -57,10 +55,8 @@ def _short_cycles(a: Arrays) -> list[list[int]]:
     sets = [set(others) for others in near]
     found: dict[frozenset[int], list[int]] = {}
     for i, others in enumerate(near):
-        for low in range(len(others)):
-            for j, k in combinations(others[low : low + NEIGHBOURS], 2):
-                if j != others[low]:
-                    break
+        for low, j in enumerate(others):
+            for k in others[low + 1 : low + NEIGHBOURS]:
                 far = next((m for m in near[j] if m != i and m in sets[k]), None)
                 if k in sets[j]:
                     ring = [i, j, k]
