@@ -74,9 +74,9 @@ MISSES = """
   host; 8 stages are predicted up to 25 % too slow (51 % on one host), and tensor parallelism over 16 and 32 ranks too
   fast where micro-batches are small: its collectives of 17 MB take 0.9 and 2.1 ms, about 60 us for each rank, where
   those of 256 MB show 35.
-  With 32 and 64 samples at a time (0.5 to 1 GB) tensor parallelism over 16 ranks is 6 to 12 % too slow where its pair
-  of hosts is the only one, and up to 46 % too fast on 4 and 8 hosts (13 rows): pairs share no link, but all wait for
-  the slowest of them. Without these, rows of 32 and more samples have no bias.
+  With 32 and 64 samples at a time (0.5 to 1 GB) tensor parallelism over 16 ranks is 12 % too slow where its pair of
+  hosts is the only one (one row), and 2 to 46 % too fast on 4 to 16 hosts (12 rows): pairs share no link, but all wait
+  for the slowest of them. Other rows of 32 and more samples are 3 % too slow on average.
 - HF sweep, memory: what is predicted is what PyTorch's allocator has reserved on rank 0. Operands of collectives that
   wait are most of it at the peak: of the whole warm-up where another stage has as many layers as the first (8 stages:
   46 to 50 of them measured, 48 priced); of the queue in one stage; elsewhere of the host's lead, which grows with
