@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
         progress.doing("pricing the recipes people know")
         from meshwright.planner.interrupt import STOP
 
-        stopped = STOP.asked
+        stopped = STOP.requested
         quick = stopped or (args.quiet and not args.json and not args.report)
         given = args.optimizer, args.precision, plan.memory_bytes, plan.pins, plan.compile
         until_s = time.process_time() + max(RECIPES_S, time.process_time() - start_cpu_s)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 class Stop:
     """State of the process-wide request.
 
-    asked: the user wants the incumbent now.
+    requested: the user wants the incumbent now.
     under_way: a search is running.
     found: the search has an incumbent.
     """
 
-    asked: bool = False
+    requested: bool = False
     under_way: bool = False
     found: bool = False
 
@@ -41,17 +41,17 @@ class Stop:
             return
 
         def interrupt(number: int, frame: object) -> None:
-            if self.asked or not self.found:
+            if self.requested or not self.found:
                 raise KeyboardInterrupt(*["no plan was found yet"] if self.under_way and not self.found else [])
-            self.asked = True
+            self.requested = True
             say("stopping with the best plan so far (Ctrl-C again: at once)")
 
-        self.asked = False
+        self.requested = False
         before = signal.signal(signal.SIGINT, interrupt)
         try:
             yield
         finally:
-            self.asked = False
+            self.requested = False
             signal.signal(signal.SIGINT, before)
 
 

@@ -187,7 +187,7 @@ class OneDeviceSearch:
         for number in self.numbers:
             floor_s = self.floor_s(number)
             node = counted(number, "micro-batch")
-            if best is not None and (STOP.asked or floor_s >= best.predicted.step_s * (1 - self.request.gap)):
+            if best is not None and (STOP.requested or floor_s >= best.predicted.step_s * (1 - self.request.gap)):
                 bounds.append(floor_s)
                 self.log.pruned(node, "so many micro-batches or more are no faster than its bound", floor_s)
                 break
@@ -207,7 +207,7 @@ class OneDeviceSearch:
         if best is None:
             return None
         gap = 1 - min(bounds, default=0.0) / best.predicted.step_s if best.predicted.step_s else 0.0
-        return best.with_prediction(gap=1.0 if STOP.asked else max(0.0, gap))  # 1: no bound is known
+        return best.with_prediction(gap=1.0 if STOP.requested else max(0.0, gap))  # 1: no bound is known
 
     def plan_over_budget(self) -> Plan | None:
         """A plan where none fits: of the most micro-batches, or by a fixed method the fastest of the least peak."""

@@ -139,7 +139,7 @@ class OneStageSearch:
                 if more.best or more.slower != found.slower:
                     return self.search(best, more)
             best = best or min_memory_plan(self.first, budget, self.program, self._draft, self.method)
-        if self.recompute and self.request.effort.enumerated and not STOP.asked:
+        if self.recompute and self.request.effort.enumerated and not STOP.requested:
             best, proven_s = self._prove(best)
             bound_s = max(bound_s, proven_s)
         return best, bound_s

@@ -109,7 +109,7 @@ def make_plan(
     with PLANNING, STOP.searching():
         warn_of_fallbacks(program)
         plan = _compiled(request, log) if compile and cluster.device_count > 1 else _plan(request, log)
-        if STOP.asked:
+        if STOP.requested:
             log.stopped("the search", INTERRUPTED)
         return replace(plan, search_log=log.log())
 
@@ -183,7 +183,7 @@ def _plan(request: PlanRequest, log: SearchRecorder, feasible_only: bool = False
     plan = predicted(plan, program) if len(plan.stages) > 1 else plan
     step_s = plan.predicted.step_s
     gap = 1.0 - bound_s / step_s if step_s else 0.0
-    gap = 1.0 if STOP.asked else gap if gap > ROUNDING else 0.0  # 1: no bound is known
+    gap = 1.0 if STOP.requested else gap if gap > ROUNDING else 0.0  # 1: no bound is known
     return _finished(plan.with_prediction(gap=gap), program)
 
 
@@ -210,14 +210,14 @@ def _search(
     """
     one_stage_first = one_stage.request.cluster.device_count <= MOST_UNITS and not pins.pipeline
     plan, bound_s = pipelines.finish() if pipelines and not one_stage_first else (None, inf)
-    if pins.pipeline or (STOP.asked and plan):
+    if pins.pipeline or (STOP.requested and plan):
         return plan, bound_s
     kept = one_stage.keep_all(plan, strict)
     if pipelines and one_stage_first and (kept is None or kept.best is None):
         plan = pipelines.begin()
     plan, one_stage_s = one_stage.search(plan, kept) if kept else (plan, inf)
     bound_s = min(bound_s, one_stage_s)
-    if pipelines and one_stage_first and not (STOP.asked and plan):
+    if pipelines and one_stage_first and not (STOP.requested and plan):
         is_one_stage = plan is not None and len(plan.stages) == 1
         better = 1 - max(one_stage.simpler_within, one_stage.request.gap)
         incumbent_s = plan.predicted.step_s * better if plan and is_one_stage else inf

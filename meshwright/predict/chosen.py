@@ -48,8 +48,8 @@ def passing_ways(plan: Plan, program: Program) -> list[RematPoint]:
     for graph in ways.graphs:
         if id(graph) not in known:
             joint = ways.traced(graph)
-            again = tuple(joint.names[node] for node in read_by_backward(joint))
-            known[id(graph)] = cut_way(joint, ways.costs, again, ())
+            recompute = tuple(joint.names[node] for node in read_by_backward(joint))
+            known[id(graph)] = cut_way(joint, ways.costs, recompute, ())
     return [known[id(graph)] for graph in ways.graphs]
 
 

@@ -34,13 +34,13 @@ def _device_costs(
     if not exact and all(choice == bare(choice) for choice in choices):
         return [piece.cost(micro) for piece in pieces], pieces, [0.0] * len(pieces)
     ways = stage_ways(plan, program, stage, few=True)
-    found, again = [], []
+    found, recomputed = [], []
     for index, piece, choice, options in zip(stage.segments, pieces, choices, ways, strict=True):
         wanted = (choice.recompute, choice.keep, choice.chunks)
         kept = next((one for one in options if (one.recompute, one.keep, one.chunks) == wanted), None)
         if kept is None and choice == bare(choice):  # another way is no slower and holds less
             found.append(piece.cost(micro))
-            again.append(0.0)
+            recomputed.append(0.0)
             continue
         if kept is None and choice.chunks > 1:
             raise PlanError(
@@ -50,8 +50,8 @@ def _device_costs(
             )
         kept = kept or way_of(plan, program, stage, index)
         found.append(piece.cost(micro, options, kept))
-        again.append(max(0.0, kept.seconds - options[0].seconds))
-    return found, pieces, again
+        recomputed.append(max(0.0, kept.seconds - options[0].seconds))
+    return found, pieces, recomputed
 
 
 def _compiled_costs(
@@ -83,17 +83,19 @@ def _hosted(costs: list[SegmentCost], pieces: list[Piece], recompute_s: list[flo
     """The costs of a stage whose device waits for kernel launches are the host's seconds."""
     if not any(piece.point.forward_host_s or piece.point.step_host_s for piece in pieces):
         return costs
-    asked = []
+    launched = []
     for cost, piece, more_s in zip(costs, pieces, recompute_s, strict=True):
-        point, again = piece.point, more_s / piece.point.forward_s if piece.point.forward_s else 0.0
-        forward_s, backward_s = point.forward_host_s * (1.0 + again), point.backward_host_s
-        asked.append(replace(cost, forward_host_s=forward_s, backward_host_s=backward_s, step_host_s=point.step_host_s))
-    host_s = sum(cost.forward_host_s + cost.backward_host_s for cost in asked)
-    device_s = sum(cost.forward_s + cost.backward_s + cost.recompute_s for cost in asked)
+        point, reruns = piece.point, more_s / piece.point.forward_s if piece.point.forward_s else 0.0
+        forward_s, backward_s = point.forward_host_s * (1.0 + reruns), point.backward_host_s
+        launched.append(
+            replace(cost, forward_host_s=forward_s, backward_host_s=backward_s, step_host_s=point.step_host_s)
+        )
+    host_s = sum(cost.forward_host_s + cost.backward_host_s for cost in launched)
+    device_s = sum(cost.forward_s + cost.backward_s + cost.recompute_s for cost in launched)
     slower = max(1.0, host_s / max(device_s, 1e-30))
-    more_s = max(0.0, sum(cost.step_host_s for cost in asked) - sum(cost.update_s for cost in asked))
+    more_s = max(0.0, sum(cost.step_host_s for cost in launched) - sum(cost.update_s for cost in launched))
     if slower > 1.0:
-        asked = [
+        launched = [
             replace(
                 cost,
                 forward_s=cost.forward_s * slower,
@@ -101,9 +103,9 @@ def _hosted(costs: list[SegmentCost], pieces: list[Piece], recompute_s: list[flo
                 backward_weight_s=cost.backward_weight_s * slower,
                 recompute_s=cost.recompute_s * slower,
             )
-            for cost in asked
+            for cost in launched
         ]
-    return [replace(asked[0], step_s=asked[0].step_s + more_s), *asked[1:]] if more_s else asked
+    return [replace(launched[0], step_s=launched[0].step_s + more_s), *launched[1:]] if more_s else launched
 
 
 def plan_costs(plan: Plan, program: Program, pipeline: Pipeline, exact: bool = True, overlap: bool = True) -> Costs:
@@ -126,9 +128,9 @@ def _smaller(plan: Plan, smaller: Plan, program: Program, number: int, exact: bo
     """Costs of a stage in a smaller last micro-batch; recomputation shrinks as forward does."""
     if plan.compile and exact:
         return _smaller_compiled(plan, smaller, program, number)
-    full, _, again = _device_costs(plan, program, number, exact)
+    full, _, recomputed = _device_costs(plan, program, number, exact)
     pieces, costs, less = stage_pieces(smaller, program, number), [], []
-    for other, piece, more_s in zip(full, pieces, again, strict=True):
+    for other, piece, more_s in zip(full, pieces, recomputed, strict=True):
         own = piece.cost(plan.microbatches)
         less.append(more_s * own.forward_s / other.forward_s if other.forward_s else 0.0)
         inside_s = 0.0 if other.recompute_s else less[-1]
@@ -146,7 +148,7 @@ def _smaller(plan: Plan, smaller: Plan, program: Program, number: int, exact: bo
 def _smaller_compiled(plan: Plan, smaller: Plan, program: Program, number: int) -> list[SegmentCost]:
     """`_smaller` of compiled segments: seconds of pairs traced at the smaller size."""
     full, _, _ = _device_costs(plan, program, number, True)
-    less, pieces, again = _device_costs(smaller, program, number, True)
+    less, pieces, recomputed = _device_costs(smaller, program, number, True)
     costs = [
         replace(
             other,
@@ -157,4 +159,4 @@ def _smaller_compiled(plan: Plan, smaller: Plan, program: Program, number: int) 
         )
         for other, own in zip(full, less, strict=True)
     ]
-    return _hosted(costs, pieces, again)
+    return _hosted(costs, pieces, recomputed)

@@ -47,9 +47,9 @@ def play(plan: Plan, program: Program, *, exact: bool = True, overlap: bool = Tr
         return Played(plan, costs, simulate(plan_lists(plan, program), costs, spans=spans))
     pipeline = plan_pipeline(plan, program)
     costs = plan_costs(plan, program, pipeline, exact, overlap)
-    early = with_tasks(plan.with_prediction(stages=stage_predictions(plan, costs)), pipeline)
-    timeline = simulate(plan_lists(early, program), costs, reads=pipeline.reads, spans=spans)
-    return Played(early, costs, timeline)
+    scheduled = with_tasks(plan.with_prediction(stages=stage_predictions(plan, costs)), pipeline)
+    timeline = simulate(plan_lists(scheduled, program), costs, reads=pipeline.reads, spans=spans)
+    return Played(scheduled, costs, timeline)
 
 
 def predict(plan: Plan, program: Program) -> Prediction:
@@ -74,8 +74,8 @@ _last: list[tuple[Plan, Program, Timeline]] = CACHES.own([])
 def pipeline_predicted(plan: Plan, program: Program, exact: bool = True) -> tuple[Plan, Timeline]:
     """A pipeline with its Prediction, without collectives. The last exact prediction is remembered."""
     for known, of, played_before in _last if exact else ():
-        if of is program and _as_asked(known, plan) == plan:
-            return _as_asked(known, plan), played_before
+        if of is program and _as_requested(known, plan) == plan:
+            return _as_requested(known, plan), played_before
     found = play(plan, program, exact=exact)
     figures = stage_figures(found.plan, found.costs, found.timeline)
     made = found.plan.with_prediction(**figures)
@@ -84,7 +84,7 @@ def pipeline_predicted(plan: Plan, program: Program, exact: bool = True) -> tupl
     return made, found.timeline
 
 
-def _as_asked(plan: Plan, by: Plan) -> Plan:
+def _as_requested(plan: Plan, by: Plan) -> Plan:
     """The plan with the model, budget and pins of another, on which predictions do not depend."""
     return replace(
         plan, model=by.model, memory_bytes=by.memory_bytes, headroom=by.headroom, pins=by.pins, cluster=by.cluster
@@ -104,9 +104,9 @@ def _listed(plan: Plan, program: Program) -> Plan:
 
 def _one_stage(plan: Plan, program: Program, found: Played) -> Prediction:
     rows, micro, timeline = found.costs.segments, plan.microbatches, found.timeline
-    again = [passes_of(plan.order, index) for index in range(len(rows))]
+    passes = [passes_of(plan.order, index) for index in range(len(rows))]
     forward_s = micro * sum(row.forward_s for row in rows)
-    backward_s = micro * sum(row.backward_s + count * row.forward_s for row, count in zip(rows, again, strict=True))
+    backward_s = micro * sum(row.backward_s + count * row.forward_s for row, count in zip(rows, passes, strict=True))
     parameters_s, step_s = (
         sum(row.gather_params_s + row.reduce_grads_s for row in rows),
         sum(row.update_s for row in rows),

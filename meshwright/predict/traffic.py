@@ -28,8 +28,8 @@ def collectives_of(plan: Plan, program: Program) -> tuple[Collective, ...]:
     alike: dict[object, list[Collective]] = {}
     for index, segment in enumerate(program.segments):
         shared_values = plan.common_layouts(program, index)
-        again = passes_of(plan.order, index)
-        key = (segment.graph, plan.segments[index], id(plan.stage_of(index)), tuple(shared_values.items()), again)
+        passes = passes_of(plan.order, index)
+        key = (segment.graph, plan.segments[index], id(plan.stage_of(index)), tuple(shared_values.items()), passes)
         if key not in alike:
             alike[key] = [
                 one for part, times in plan.cut for one in _inside(part, program, index, shared_values, times)

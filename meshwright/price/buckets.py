@@ -48,20 +48,20 @@ class Transfers:
     """Collectives of a segment's parameters at one moment: buckets, and parameters without one."""
 
     buckets: tuple[Bucket, ...]
-    alone: tuple[str, ...]
+    unbucketed: tuple[str, ...]
 
 
-def gathered(plan: Plan, program: Program, segment: int, *, again: bool) -> Transfers:
+def gathered(plan: Plan, program: Program, segment: int, *, each_use: bool) -> Transfers:
     """Gathers from storage to compute layout before segment `segment`.
 
-    again: gathers of every use, instead of those at the first use.
+    each_use: gathers of every use, instead of those at the first use.
     """
     mesh, found = plan.stage_of(segment).mesh, []
     for parameter in _params(program, segment):
         entry = plan.parameters[parameter.name]
         uses = program.uses_of(parameter.name)
-        if entry.reshard_after_forward == again and (
-            uses[0] == segment or (again and plan.stage_of(uses[0]).mesh is mesh)
+        if entry.reshard_after_forward == each_use and (
+            uses[0] == segment or (each_use and plan.stage_of(uses[0]).mesh is mesh)
         ):
             path = _path(parameter, entry, mesh, parameter.type.itemsize)
             ops = tuple(step.forward_op for step in path.steps)
@@ -166,13 +166,13 @@ def segment_collectives(plan: Plan, program: Program, segment: int) -> Iterator[
     """Gathers and reductions of one segment's parameters."""
     for flag in (False, True):
         for transfers, forward in (
-            (gathered(plan, program, segment, again=flag), True),
+            (gathered(plan, program, segment, each_use=flag), True),
             (reduced(plan, program, segment, scatter=flag), False),
         ):
             yield from _collectives(plan, program, segment, transfers, forward)
     left = replica_sums(plan, program, segment)
     yield from (bucket.collective for bucket in left.buckets)
-    for name in left.alone:
+    for name in left.unbucketed:
         yield from _home(plan, program, name, *legs_of(plan.parameters[name])[:2]).backward
 
 
@@ -191,7 +191,7 @@ def _collectives(
 
     for bucket in transfers.buckets:
         yield from (bucket.collective,) * times(bucket.names[0])
-    for name in transfers.alone:
+    for name in transfers.unbucketed:
         parameter, entry = program.parameter(name), plan.parameters[name]
         if forward:
             path = _path(parameter, entry, plan.home(program, name).mesh, parameter.type.itemsize)
@@ -234,15 +234,17 @@ def _together(
     then): of which nothing is in one bucket with others. leaves: gradients, which set out in parts while others are
     still to come."""
     alike: dict[tuple[str, str, int, bool, bool], list[Bucket]] = {}
-    alone = []
+    unbucketed = []
     for parameter, ops, layout, itemsize in found:
         made = _single(parameter, ops, layout, itemsize, mesh)
         if made is None:
-            alone.append(parameter.name)
+            unbucketed.append(parameter.name)
         else:
             name = parameter.name
             alike.setdefault((made.kind, made.axis, itemsize, name in on_host, name in scattered), []).append(made)
-    return Transfers(tuple(bucket for group in alike.values() for bucket in _packed(group, mesh, leaves)), tuple(alone))
+    return Transfers(
+        tuple(bucket for group in alike.values() for bucket in _packed(group, mesh, leaves)), tuple(unbucketed)
+    )
 
 
 def _packed(singles: list[Bucket], mesh: Mesh, leaves: bool) -> list[Bucket]:

@@ -69,12 +69,12 @@ def carried_bytes(points: Sequence[FrontierPoint], microbatches: int = 1) -> int
 
     It keeps pace with compute, so during a run the next one's parameters and the previous one's gradients are there.
     """
-    early = [point.prefetched_param_bytes if point.core_driven_comm_s else 0 for point in points]
-    late = [point.pending_grad_bytes if point.core_driven_comm_s else 0 for point in points]
-    forwards = [*early[1:], 0]
+    prefetched = [point.prefetched_param_bytes if point.core_driven_comm_s else 0 for point in points]
+    pending = [point.pending_grad_bytes if point.core_driven_comm_s else 0 for point in points]
+    forwards = [*prefetched[1:], 0]
     if microbatches > 1:
-        forwards[0] += late[0]
-    backwards = [before + after for before, after in zip([0, *early[:-1]], [*late[1:], 0], strict=True)]
+        forwards[0] += pending[0]
+    backwards = [before + after for before, after in zip([0, *prefetched[:-1]], [*pending[1:], 0], strict=True)]
     return max([*forwards, *backwards])
 
 

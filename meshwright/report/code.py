@@ -221,7 +221,7 @@ def _layer(program: Program, plan: Plan, index: int) -> str:
         return way_words(program, plan, name, legs[source], legs[target])[side]
 
     for flag, gather, reduce in ((False, "once a step", "once a step"), (True, "each time", "each micro-batch")):
-        lines += _transfers(f"gather, {gather}", gathered(plan, program, index, again=flag), partial(way, 0, 0, 2))
+        lines += _transfers(f"gather, {gather}", gathered(plan, program, index, each_use=flag), partial(way, 0, 0, 2))
         lines += _transfers(f"reduce, {reduce}", reduced(plan, program, index, scatter=flag), partial(way, 1, 1, 2))
     lines += _transfers("reduce, at the end of the step", replica_sums(plan, program, index), partial(way, 1, 0, 1))
     return "\n".join(lines)
@@ -229,7 +229,7 @@ def _layer(program: Program, plan: Plan, index: int) -> str:
 
 def _transfers(when: str, found: Transfers, way: Callable[[str], str]) -> list[str]:
     """way: what a weight does that goes alone."""
-    alone = Counter(map(way, found.alone))
+    alone = Counter(map(way, found.unbucketed))
     alike: dict[tuple[str, str], list[int]] = {}
     for bucket in found.buckets:
         alike.setdefault((bucket.kind, bucket.axis.replace(FLAT, ", ")), []).append(len(bucket.names))

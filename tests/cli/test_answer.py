@@ -161,12 +161,12 @@ def test_stopped_by_ctrl_c_it_gives_the_best_so_far() -> None:
 
     def ask(line: str) -> None:
         found.append(line)
-        STOP.asked = True
+        STOP.requested = True
 
     try:
-        stopped = make_plan(program, cluster, progress=ask)
+        stopped = make_plan(program, cluster, on_incumbent=ask)
     finally:
-        STOP.asked = False
+        STOP.requested = False
     whole = make_plan(program, cluster)
     assert len(found) == 1
     assert stopped.predicted.gap == 1.0  # no bound was proven
@@ -187,7 +187,7 @@ def test_ctrl_c_before_a_plan_was_found_ends_the_search() -> None:
     with STOP.by_ctrl_c(said.append), STOP.searching():
         SearchRecorder(stop=STOP).incumbent("mesh 8", 1.0)
         signal.raise_signal(signal.SIGINT)
-        assert STOP.asked
+        assert STOP.requested
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert said == ["stopping with the best plan so far (Ctrl-C again: at once)"]

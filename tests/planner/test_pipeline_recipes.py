@@ -10,10 +10,10 @@ from meshwright.capture import capture
 from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
+from meshwright.explain import pipeline_recipes
 from meshwright.explain.pipeline_recipes import Baseline, pipelines
 from meshwright.pins.stages import pipeline_pins
 from meshwright.plan import Plan
-from meshwright.planner.pipeline import baselines
 from meshwright.planner.pipeline.search import PipelineSearch
 from meshwright.planner.plan import make_plan
 from meshwright.predict import predict
@@ -64,7 +64,7 @@ def test_micro_batches_that_data_parallel_ranks_do_not_share_are_no_recipe(monke
     assert fsdp.why == "micro-batches do not divide evenly over its data-parallel ranks"
     assert fsdp.step_s is None
     assert tp.step_s is not None, "its ranks all see every sample"
-    monkeypatch.setattr(baselines, "cut_batch", lambda *_: (8, 8))
+    monkeypatch.setattr(pipeline_recipes, "cut_batch", lambda *_: (8, 8))
     fsdp, _ = pipelines(two, load_cluster("local:8"), Setting(), ROOM, ("microbatch=3",))
     assert fsdp.step_s is None, "a search that is asked all the same finds that no way is left to run an op"
 

@@ -61,7 +61,7 @@ def test_numbers_of_microbatches_that_no_bound_covers_are_named() -> None:
 def test_what_is_found_where_memory_binds_is_told_as_the_best_so_far() -> None:
     cluster, pins, told = load_cluster("local:2"), ("pp=1", "microbatch=1"), list[str]()
     budget = int(0.6 * make_plan(layers(), cluster, pins=pins).predicted.peak_bytes)
-    plan = make_plan(layers(), cluster, pins=pins, memory_bytes=budget, progress=told.append)
+    plan = make_plan(layers(), cluster, pins=pins, memory_bytes=budget, on_incumbent=told.append)
     assert told
     assert told[-1].endswith(f": {plan.predicted.step_s:.4g} s")
 

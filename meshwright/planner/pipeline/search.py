@@ -127,9 +127,9 @@ class PipelineSearch:
         search.search_microbatches(search.counts())
         if search.best is None and incumbent_s == inf:
             search.relax_memory()
-        elif not self._first and not STOP.asked and search.tight():
+        elif not self._first and not STOP.requested and search.tight():
             search.relax_memory(again=True)
-        if (self._first or STOP.asked) and search.best is not None:
+        if (self._first or STOP.requested) and search.best is not None:
             return search.best, search.bound_s
         search.log_untried()
         search.reorder()
@@ -220,7 +220,7 @@ class _Search:
         first_s = self.try_count(counts[start])
         for way in (1, -1):
             at, better, incumbent_s = start + way, True, first_s
-            while 0 <= at < len(counts) and better and not ((self.first or STOP.asked) and self.best):
+            while 0 <= at < len(counts) and better and not ((self.first or STOP.requested) and self.best):
                 found_s = self.try_count(counts[at])
                 better = found_s < worth * incumbent_s or self.incumbent_s == inf
                 incumbent_s = min(incumbent_s, found_s)

@@ -43,7 +43,7 @@ def joint_search(
     fewer axes is taken. effort: how much is searched. gap: a node is pruned whose bound is within this part of the
     incumbent."""
     state = _State(program, budget_bytes, assemble, best, log or SearchRecorder(), flat, simpler_within, effort, gap)
-    if STOP.asked and best:
+    if STOP.requested and best:
         return best, 0.0
     if best is None:
         state.sweep(candidates)
@@ -120,7 +120,7 @@ class _State:
         probe is no better. Returns the others."""
         found = [replace(one, handicap=self.simpler_within * (one.candidate.axes - 1)) for one in found]
         heapify(found)
-        while found and not (STOP.asked and self.best):
+        while found and not (STOP.requested and self.best):
             if improving and self.probed and self.probed[-1][0] > self.incumbent_s:
                 break
             node = heappop(found)
@@ -177,7 +177,7 @@ class _State:
         order = sorted(self.probed, key=lambda one: (one[0], -one[1].microbatches))
         for step_s, node, mesh_search in order[: self.effort.refined]:
             promising = step_s == inf or step_s <= self.effort.slower * self.incumbent_s
-            promising &= not (STOP.asked and self.best)
+            promising &= not (STOP.requested and self.best)
             if promising and node.bound.seconds < self.near_s:
                 before_s, mesh_search.incumbent_s = self.incumbent_s, self.cutoff_s(node.candidate.axes)
                 self._take(node, mesh_search.fastest(node.bound.price) or mesh_search.otherwise())
@@ -188,7 +188,7 @@ class _State:
     def refine_best(self) -> None:
         """With backwards in more chunks."""
         best = self.best
-        if best is not None and not STOP.asked and len(best.stages) == 1 and best.recomputes and not best.order:
+        if best is not None and not STOP.requested and len(best.stages) == 1 and best.recomputes and not best.order:
             self._better(refine(best, self.program, self.budget_bytes, flat=self.flat))
 
     def _take(self, node: SearchNode, plan: Plan | None) -> None:

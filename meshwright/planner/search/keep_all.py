@@ -115,7 +115,7 @@ def search(
             break
         found = []
         for place, candidate in enumerate(candidates):
-            if candidate.later is later and candidate.microbatches and not (STOP.asked and state.met):
+            if candidate.later is later and candidate.microbatches and not (STOP.requested and state.met):
                 try:
                     floors[place] = state.floor(place, candidate)
                     found.append((floors[place], place))
@@ -125,7 +125,7 @@ def search(
         if quick and found:
             state.limit_s = min(state.limit_s, 2 * min(found)[0])
         for floor, place in sorted(found):
-            candidate, enough = candidates[place], (first or STOP.asked) and state.met
+            candidate, enough = candidates[place], (first or STOP.requested) and state.met
             if quick and later and (not state.met or state.has_simpler(floor, candidate, candidates)):
                 state.leave(place, candidate, floor)
             elif enough:
@@ -265,7 +265,7 @@ class _State:
         if place not in self.leasts:  # pruned at first, and among the simpler ones now
             self.leasts[place] = Least.of(candidate.shardings(candidate.microbatches[0]))
         for number in candidate.microbatches:
-            if (self.first or STOP.asked) and self.met:
+            if (self.first or STOP.requested) and self.met:
                 break
             node = mesh_node(candidate.name, number)
             least = self.leasts[place].bytes_at(number)

@@ -76,14 +76,14 @@ class Store:
         self.copies: Copies = {}
         self.gradients: dict[str, Tensor] = {}
         self.summed: set[str] = set()
-        self.gathers = {n: [gathered(plan, program, n, again=flag) for flag in (False, True)] for n in here.segments}
+        self.gathers = {n: [gathered(plan, program, n, each_use=flag) for flag in (False, True)] for n in here.segments}
         self.reductions = {
             n: [reduced(plan, program, n, scatter=flag) for flag in (False, True)] for n in here.segments
         }
         self.replica_sums = {n: replica_sums(plan, program, n) for n in here.segments}
         self.scattered = ReplicaSums(self.legs, self.shapes, self.mesh)
-        self.alone = {
-            n: tuple(name for t in self.gathers[n] for name in t.alone if moves(plan, program, name))
+        self.unbucketed = {
+            n: tuple(name for t in self.gathers[n] for name in t.unbucketed if moves(plan, program, name))
             for n in here.segments
         }
         self.on_host = frozenset(name for name in own if plan.parameters[name].on_host)
@@ -124,7 +124,7 @@ class Store:
     def _handed(self, segment: int) -> tuple[str, ...] | None:
         """A segment's parameters, where all of its gradients come as they are stored and nothing is to be moved."""
         transfers = self.reductions[segment]
-        names = tuple(name for one in transfers for name in one.alone)
+        names = tuple(name for one in transfers for name in one.unbucketed)
         moved = any(one.buckets for one in transfers) or not self.home.issuperset(names)  # to the host, too
         return None if moved or any(self.dtypes[name] != self.wide[name] for name in names) else names
 
@@ -191,7 +191,7 @@ class Store:
                     shape, dtype = self._local_shape(bucket), self.dtypes[bucket.names[0]]
                     out = torch.empty(sum(shape.counts) * bucket.size, dtype=dtype, device=self.device)
                     self._begin(bucket.names, partial(self._gathered, shape, out))
-        for name in self.alone[segment]:
+        for name in self.unbucketed[segment]:
             if name not in self.copies and name not in self._gathering:
                 self._begin((name,), partial(self._converted, name))
 
@@ -304,7 +304,7 @@ class Store:
         for bucket in transfers.buckets:
             if all(name in self.gradients for name in bucket.names):
                 self.reduce_bucket(bucket)
-        names = [name for bucket in transfers.buckets for name in bucket.names] + list(transfers.alone)
+        names = [name for bucket in transfers.buckets for name in bucket.names] + list(transfers.unbucketed)
         given = {name: self.gradients.pop(name) for name in names if name in self.gradients}
         self.summed -= given.keys()
         for name in self.home & given.keys():
@@ -329,8 +329,8 @@ class Store:
         for bucket in transfers.buckets:
             home = self._home(self._local_shape(bucket), self.wide[bucket.names[0]])
             self._reducing.append(self.overlap.start(partial(self._bucket_summed, home)))
-        if transfers.alone:
-            self._reducing.append(self.overlap.start(lambda: self._end(self.scattered.take(transfers.alone))))
+        if transfers.unbucketed:
+            self._reducing.append(self.overlap.start(lambda: self._end(self.scattered.take(transfers.unbucketed))))
 
     def _bucket_summed(self, home: Home) -> Reduced:
         given = self.scattered.take(home.shape.bucket.names)
