@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
 from meshwright.plan import Choice, ParameterPlan, Plan, Stage
-from meshwright.planner.chain.mix import Chain
+from meshwright.planner.chain.chains import Chain
 from meshwright.planner.sharding.model import Point, ShardingModel
 from meshwright.planner.space.input_layouts import input_layouts, input_plans
 from meshwright.predict import predicted

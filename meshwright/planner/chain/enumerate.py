@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from meshwright.planner.chain.chains import Chain
 from meshwright.planner.chain.exact import is_small
-from meshwright.planner.chain.mix import Chain
 from meshwright.planner.sharding.model import Options, Point, ShardingModel
 from meshwright.select.problem import Floats, Problem
 

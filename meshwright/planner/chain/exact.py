@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from meshwright.planner.chain.mix import Chain
+from meshwright.planner.chain.chains import Chain
 from meshwright.planner.effort import RETRIES
 from meshwright.planner.sharding.model import ShardingModel
 from meshwright.planner.sharding.segment import SegmentProblem

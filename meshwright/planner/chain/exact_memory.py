@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from meshwright.planner.chain.chains import Chain
 from meshwright.planner.chain.exact import WORK, Whole, limited, with_less_room
-from meshwright.planner.chain.mix import Chain
 from meshwright.planner.sharding.model import ShardingModel
 from meshwright.select import InfeasibleError, Selection, solve
 from meshwright.select.problem import Floats, Problem

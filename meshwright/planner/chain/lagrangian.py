@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from meshwright.errors import PlanError
+from meshwright.planner.chain.chains import Chain, combine_chains
 from meshwright.planner.chain.exact import exact_chain, is_small
 from meshwright.planner.chain.exact_memory import Leanest
-from meshwright.planner.chain.mix import Chain, combine_chains
 from meshwright.planner.chain.shortest_path import least_cost, walk
 from meshwright.planner.effort import PRICES, RETRIES
 from meshwright.planner.sharding.model import ShardingModel
@@ -126,8 +126,8 @@ def solve_chain(
     lean = _lean(search, least.price) if small and first else None
     if lean is not None:
         return lean, search.bound_s
-    met = search.chains + combine_chains(search.shardings, search.chains, budget_bytes)
-    fitting = [chain for chain in met if search.fits(chain)]
+    combined = combine_chains(search.shardings, search.chains, budget_bytes)
+    fitting = [chain for chain in (*search.chains, combined) if chain is not None and search.fits(chain)]
     best = min(fitting, key=lambda chain: chain.seconds, default=None)
     if first or not small:
         return best, search.bound_s

@@ -9,8 +9,8 @@ from __future__ import annotations
 from meshwright.capture.program import Program
 from meshwright.pins.methods import ORDERED
 from meshwright.plan import Plan
+from meshwright.planner.chain.chains import Chain
 from meshwright.planner.chain.lagrangian import ANY_PRICE, chain_at
-from meshwright.planner.chain.mix import Chain
 from meshwright.planner.memory.methods import fixed_ways
 from meshwright.planner.memory.nested_sharded import refine_nested
 from meshwright.planner.memory.options import RematOptions

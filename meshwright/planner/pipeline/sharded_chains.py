@@ -21,8 +21,8 @@ from meshwright.cutting import cut_batch
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.plan import FrontierPoint, ParameterPlan
+from meshwright.planner.chain.chains import Chain
 from meshwright.planner.chain.lagrangian import chain_at
-from meshwright.planner.chain.mix import Chain
 from meshwright.planner.effort import PRICES
 from meshwright.planner.pipeline.meshes import StageMesh
 from meshwright.planner.pipeline.op_memory import held_points

@@ -15,16 +15,16 @@ from math import inf, sqrt
 
 from meshwright.capture.program import Program
 from meshwright.plan import Plan
-from meshwright.planner.chain.label_dp import (
+from meshwright.planner.chain.chains import Chain
+from meshwright.planner.chain.lagrangian import chain_at, chain_within, memory_free_bound_s
+from meshwright.planner.chain.remat_chain import (
     RematChain,
     SegmentOffer,
+    combine_offers,
     crossover,
-    label_dp,
     permute_equal_segments,
     undominated,
 )
-from meshwright.planner.chain.lagrangian import chain_at, chain_within, memory_free_bound_s
-from meshwright.planner.chain.mix import Chain
 from meshwright.planner.effort import EFFORTS, OVERLAP_WEIGHTS, PRICES, RESOLUTION, RETRIES
 from meshwright.planner.memory.nested_sharded import refine_nested
 from meshwright.planner.memory.options import RematOptions
@@ -169,7 +169,7 @@ class MeshSearch:
         offers = _offers(self.met)
         room = self.budget_bytes - min(late_of(one.ways, one.chain.microbatches) for one in self.met)
         for _ in range(RETRIES):
-            found = label_dp(self.shardings, offers, room, self.incumbent_s, price, weight)
+            found = combine_offers(self.shardings, offers, room, self.incumbent_s, price, weight)
             if found is None:
                 return None
             every = [found, *permute_equal_segments(self.shardings, found)]
