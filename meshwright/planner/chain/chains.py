@@ -18,9 +18,11 @@ from meshwright.price.overlap import host_waits_s, overlapped, pending_grad_byte
 
 @dataclass(frozen=True)
 class Chain:
-    """points[i]: what segment i does, between the boundary options[i]. price: per byte, at which it was found.
+    """points[i]: of segment i, between the boundary options[i].
 
-    seconds: of a step as it is executed. peak_bytes: with gradients that wait for their reduction.
+    price: at which it was found, in seconds per byte.
+    seconds: of a step, with communication that overlaps compute.
+    peak_bytes: with gradients that wait for their reduction.
     """
 
     points: tuple[Point, ...]
@@ -34,11 +36,11 @@ class Chain:
 
     @property
     def host_s(self) -> float:
-        """What of it devices wait for their hosts' kernel launches."""
+        """Seconds of a step in which devices wait for their hosts' kernel launches."""
         return host_waits_s(self._points, self.microbatches)
 
     def weighed_s(self, overlap_weight: float | None) -> float:
-        """What overlaps compute counted at this weight, as a ShardingModel does."""
+        """Seconds with overlapping communication counted at this weight, as in a ShardingModel; None adds all up."""
         total_s = sum(point.seconds(self.microbatches) for point in self._points)
         overlapped_s = sum(point.async_comm_s for point in self._points)
         if overlap_weight is None or not overlapped_s:

@@ -38,7 +38,7 @@ class SegmentOffer:
 
 @dataclass(frozen=True)
 class RematChain:
-    """ways: what every instance keeps, of what the chain's points may."""
+    """A chain with the rematerialisation of every segment. ways: the chain's points with it."""
 
     chain: Chain
     ways: tuple[FrontierPoint, ...]
@@ -49,7 +49,7 @@ class RematChain:
 
     @cached_property
     def least_s(self) -> float:
-        """What it takes if all is hidden that can be."""
+        """Lower bound on the step: overlap is perfect."""
         overlapped_s, after_s = sum(way.async_comm_s for way in self.ways), sum(way.step_s for way in self.ways)
         alone_s = sum(way.seconds(self.chain.microbatches) for way in self.ways) - overlapped_s - after_s
         return max(alone_s, overlapped_s) + after_s
@@ -97,13 +97,13 @@ def _ways(offer: SegmentOffer, state: State, microbatches: int, overlap_weight: 
 
 
 def _weighed_s(way: FrontierPoint, microbatches: int, overlap_weight: float) -> float:
-    """A lower bound on what it adds to a step."""
+    """A lower bound on the seconds that it adds to a step."""
     alone_s = way.seconds(microbatches) - way.async_comm_s - way.step_s
     return (alone_s + overlap_weight * way.async_comm_s) / (1 + overlap_weight) + way.step_s
 
 
-def undominated(offers: Sequence[SegmentOffer]) -> list[SegmentOffer]:
-    """Without ways that another between the same boundary options beats in bytes and both kinds of seconds."""
+def pareto_offers(offers: Sequence[SegmentOffer]) -> list[SegmentOffer]:
+    """The Pareto frontier of ways between the same boundary options, in bytes and in each kind of seconds."""
     rows = [(offer, way, np.array(_figures(way))) for offer in offers for way in offer.ways]
     left: dict[int, list[FrontierPoint]] = {id(offer): [] for offer in offers}
     for number, (offer, way, mine) in enumerate(rows):
@@ -131,7 +131,7 @@ def _figures(way: FrontierPoint) -> tuple[float, ...]:
 
 
 def crossover(shardings: ShardingModel, one: RematChain, other: RematChain) -> Iterator[RematChain]:
-    """The first instances of one, the others of the other, wherever both leave the boundary alike."""
+    """The first segments of one with the last segments of the other, wherever the boundary options agree."""
     for cut in range(1, len(one.ways)):
         options = (*one.chain.options[:cut], *other.chain.options[cut:])
         differ = one.ways[cut - 1] is not other.ways[cut - 1]  # else it is the same as before
@@ -142,8 +142,10 @@ def crossover(shardings: ShardingModel, one: RematChain, other: RematChain) -> I
 
 
 def permute_equal_segments(shardings: ShardingModel, mixed: RematChain) -> Iterator[RematChain]:
-    """Alike instances that change places: what is gathered early, late, or spread evenly over the chain. The lane that
-    gathers is a segment ahead of compute, so gathers that lie together are waited for."""
+    """Equal segments permuted: longest communication first, last, or spread evenly over the chain.
+
+    Gathers are prefetched one segment ahead, so compute waits for gathers that lie together.
+    """
     groups: dict[object, list[int]] = {}
     for index, options in enumerate(mixed.chain.options):
         groups.setdefault((id(shardings.problem(index)), options), []).append(index)
@@ -165,7 +167,7 @@ def _longest_last(mixed: RematChain, places: Sequence[int]) -> list[int]:
 
 
 def _spread(mixed: RematChain, places: Sequence[int]) -> list[int]:
-    """Of every kind one after as many others as there are to each of it."""
+    """Each kind spread evenly."""
     kinds: dict[object, list[int]] = {}
     for place in places:
         way = mixed.ways[place]
@@ -175,7 +177,7 @@ def _spread(mixed: RematChain, places: Sequence[int]) -> list[int]:
 
 
 def _agree(shardings: ShardingModel, options: Sequence[Options]) -> bool:
-    """Whether every value and tied weight has the same option wherever it is read."""
+    """Whether each value and tied weight has one option in all segments."""
     found: dict[str, int] = {}
     for index, here in enumerate(options):
         for name, option in zip(shardings.boundary(index), here, strict=True):

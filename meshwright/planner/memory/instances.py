@@ -1,4 +1,4 @@
-"""A choice of how to save memory for every instance of a chain: the fastest within the true peak.
+"""Rematerialisation of a chain with a fixed sharding: an option for every instance, the fastest within the true peak.
 
 With R_i the resident bytes of instances 0..i, the moments of a step are
 
@@ -23,7 +23,7 @@ from meshwright.planner.effort import RESOLUTION
 
 
 class Option(Protocol):
-    """One way to run an instance; `Kept` is one."""
+    """One way to run an instance; `RematPoint` is one."""
 
     @property
     def resident_bytes(self) -> int: ...
