@@ -39,7 +39,7 @@ OTHERS = {
     "planner.space.image_boundaries.IMAGE_DIMS": "how many dims a picture has",
     "planner.space.segment.MOST_KNOWN": "size of a cache",
     "planner.sharding.segment.LARGEST_TABLE": "memory of a table; beyond it the same is asked pair by pair",
-    "planner.memory.instances.ROUNDING": "rounding of sums",
+    "planner.chain.label_dp.ROUNDING": "rounding of sums",
     "planner.one_device.ALIKE": "which recipe is shown of those that do not fit",
     "planner.one_device.LOSS": "measured of allocators",
     "planner.one_device.LOSS_BYTES": "measured of allocators",
@@ -57,7 +57,7 @@ OTHERS = {
 
 OTHER_LITERALS = {
     "planner.space.storage": "stages of ZeRO",
-    "planner.chain.label_dp._spread": "the middle",
+    "planner.chain.remat_chain._spread": "the middle",
     "planner.one_device.room_bytes": "measured of allocators",
     "planner.model_pins": "dims of sequences and experts, names that are printed",
     "planner.pipeline.op_memory.remat_levels": "rounding of a price",

@@ -157,9 +157,9 @@ def _at(case: Case, path: Path, pace: float, share: float) -> Any:
     rate = payload_rate(case.mbit)
     links = (replace(one, bandwidth=rate * share) if one.bandwidth <= 1.001 * rate else one for one in plan.links)
     plan = replace(plan, links=tuple(links))
-    crowded = plan.world_size > len(os.sched_getaffinity(0))
+    has_many_alive = plan.world_size > len(os.sched_getaffinity(0))
     return plan_at_pace(
-        plan, program, pace, (lambda rank: cores_of_host(rank // case.ranks, case.hosts)) if crowded else None
+        plan, program, pace, (lambda rank: cores_of_host(rank // case.ranks, case.hosts)) if has_many_alive else None
     )
 
 

@@ -14,8 +14,8 @@ from meshwright.pins.meshes import allowed_meshes
 from meshwright.pins.methods import ANYWHERE
 from meshwright.pins.parts import pinned_devices
 from meshwright.plan import Plan
+from meshwright.planner.chain.chains import Chain
 from meshwright.planner.chain.lagrangian import least_bytes
-from meshwright.planner.chain.mix import Chain
 from meshwright.planner.effort import EXACT, RETRIES
 from meshwright.planner.infeasible.estimate import (
     estimate_by_method,

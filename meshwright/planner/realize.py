@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
 from meshwright.plan import Choice, ParameterPlan, Plan, Prediction, Stage
-from meshwright.planner.chain.mix import Chain
+from meshwright.planner.chain.chains import Chain
 from meshwright.planner.sharding.model import ShardingModel
 from meshwright.planner.space.input_layouts import input_layouts, input_plans
 from meshwright.predict import predicted

@@ -23,7 +23,7 @@ from meshwright.generate.joint import Joint
 from meshwright.generate.program import sharded_segments
 from meshwright.pins.pins import Pins
 from meshwright.plan import Choice, ParameterPlan, Plan
-from meshwright.planner.chain.mix import Chain
+from meshwright.planner.chain.chains import Chain
 from meshwright.planner.realize import draft
 from meshwright.planner.sharding.model import Point, ShardingModel
 from meshwright.predict import predict

@@ -15,7 +15,7 @@ from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
 from meshwright.pins.meshes import allowed_meshes
 from meshwright.planner.chain.exact import exact_chain
-from meshwright.planner.chain.exact_memory import Leanest
+from meshwright.planner.chain.exact_memory import MinMemoryChoice
 from meshwright.planner.chain.lagrangian import chain_at, memory_free_bound_s, solve_chain
 from meshwright.planner.plan import make_plan
 from meshwright.planner.search.mesh_search import MeshSearch
@@ -78,7 +78,7 @@ def test_a_sharding_is_found_at_hardly_more_than_the_weights() -> None:
 def test_a_question_whether_anything_fits_is_not_solved_to_optimality(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chain that fits is found without the exact search, and fewer bytes than any moment needs are refused by proof,
     as that search would."""
-    lean = Leanest.of(shardings(16))
+    lean = MinMemoryChoice.of(shardings(16))
     fewest = int(lean.least_bytes)
     assert lean.chain(fewest - 1, 0.0) == (None, True)
     assert exact_chain(shardings(16), fewest - 1, 0.0) == (None, float("inf"))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.plan import Choice, FrontierPoint
-from meshwright.planner.chain.label_dp import SegmentOffer, label_dp
+from meshwright.planner.chain.remat_chain import SegmentOffer, combine_offers
 
 CHOICE = Choice(0, (), (), {})
 BUDGET = 60
@@ -52,7 +52,7 @@ def test_the_fastest_mixture_of_neighbours_that_agree(drawn: list[Any]) -> None:
             ]
             if times:
                 best[picks] = min(times)
-    mixed = label_dp(Chained(len(found)), found, BUDGET, float("inf"), 0.0)  # type: ignore[arg-type]
+    mixed = combine_offers(Chained(len(found)), found, BUDGET, float("inf"), 0.0)  # type: ignore[arg-type]
     assert (mixed is not None) == bool(best)
     if mixed is not None:
         picked = tuple(

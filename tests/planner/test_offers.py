@@ -16,7 +16,7 @@ from meshwright.planner.pipeline.meshes import stage_meshes
 from meshwright.planner.pipeline.sharded_chains import sharded_chains
 from meshwright.planner.pipeline.shortlist import chosen_ports
 from meshwright.planner.plan import make_plan
-from meshwright.planner.space.long_lived import crowded
+from meshwright.planner.space.long_lived import has_many_alive
 from meshwright.predict.step import pipeline_predicted as predicted
 from meshwright.predict.ways import stage_ways
 from meshwright.price.parameter import Setting
@@ -25,7 +25,7 @@ from meshwright.price.parameter import Setting
 @pytest.mark.full
 def test_with_much_memory_prices_that_save_it_are_left_out_and_nothing_is_lost() -> None:
     program = capture(*parse_reference("unet").meta(4))
-    assert crowded(program)
+    assert has_many_alive(program)
     cluster, setting = load_cluster("local:4"), Setting().cut(program.batch, 2)
     stage = next(one for one in stage_meshes(cluster, (), None, sizes=[2]) if one.mesh.sizes == (2,))
     few = sharded_chains(program, 0, replace(stage, memory_bytes=1 << 50), setting, recompute=True)

@@ -1,7 +1,7 @@
-"""Every chain of a tiny program that could be faster than a limit.
+"""Enumeration of all chains of a tiny program below a limit.
 
-Depth first over the nodes of each segment's Problem, then along the chain. What is cut off costs at least the limit: a
-partial choice has paid its own nodes and edges, and the rest takes no less than the cheapest option of every node.
+Depth first over the nodes of each segment's Problem, then along the chain. A partial choice is cut off where its nodes
+and edges, with the cheapest option of every other node, cost at least the limit.
 """
 
 from __future__ import annotations
@@ -10,21 +10,25 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from meshwright.planner.chain.chains import Chain
 from meshwright.planner.chain.exact import is_small
-from meshwright.planner.chain.mix import Chain
 from meshwright.planner.sharding.model import Options, Point, ShardingModel
 from meshwright.select.problem import Floats, Problem
 
 Offered = dict[Options, dict[str, tuple[float, Point]]]
-"""Of a segment, by its boundary: each way to run it, and its cost."""
+"""For each boundary of a segment, its distinct points and their costs."""
 
 
 class TooManyError(Exception):
-    """More chains than are enumerated."""
+    """More partial choices than the limit."""
 
 
 def every_chain(shardings: ShardingModel, limit_s: float, most: int) -> list[Chain]:
-    """In no order; some may take longer than the limit. most: partial choices above which TooManyError is raised."""
+    """All chains faster than the limit, and maybe some slower ones, in no order.
+
+    limit_s: in seconds.
+    most: partial choices above which TooManyError is raised.
+    """
     if not shardings.bounds or not is_small(shardings):
         raise TooManyError
     segments = range(len(shardings.program.segments))
@@ -81,7 +85,7 @@ def _offered(shardings: ShardingModel, index: int, problem: Problem, limit: floa
 
 
 def _choices(problem: Problem, limit: float, count: _Count) -> Iterator[tuple[float, list[int]]]:
-    """Every choice that costs less than a limit, with its cost."""
+    """(cost, choice) of every choice below a limit."""
     spans = list(_spans(problem))
     options = [problem.costs[a:b] for a, b in spans]
     rest = np.append(np.cumsum([one.min() for one in options][::-1])[::-1], 0.0)

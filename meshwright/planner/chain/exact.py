@@ -1,8 +1,8 @@
-"""Small programs to the last byte: the whole chain, every instance on its own, as one selection Problem.
+"""The exact chain of a small program: all instances together as one selection Problem.
 
-Nodes are those of `intra`'s Problems, tied together at the boundaries. What backward reads counts once per storage and
-layout (a node that says whether it is kept); what a segment needs while it runs is the level of a node of its own,
-which its ops hold up. One row per segment: all that is held, and what that segment needs on top.
+Its nodes are those of the segments' Problems, tied together at the boundaries. A saved tensor counts once per storage
+and layout, by a node of its own. The transient of a segment is a node too, whose option is a number of bytes that no op
+of the segment may exceed. Each segment has a memory row: all held bytes and its own transient.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from meshwright.planner.chain.mix import Chain
+from meshwright.planner.chain.chains import Chain
 from meshwright.planner.effort import RETRIES
 from meshwright.planner.sharding.model import ShardingModel
 from meshwright.planner.sharding.segment import SegmentProblem
@@ -23,7 +23,7 @@ from meshwright.select import InfeasibleError, ProblemBuilder, solve
 from meshwright.select.problem import Floats, Problem
 
 MOST_OPTIONS = 4000
-"""Of all nodes together; more are for the dual prices of `chain`."""
+"""Of all nodes together; larger programs are left to `lagrangian`."""
 
 WORK = 4000.0
 """Of the engine, in millions of steps and nodes of HiGHS: the same answer on a busy machine."""
@@ -34,9 +34,12 @@ def is_small(shardings: ShardingModel) -> bool:
 
 
 @dataclass(slots=True)
-class Whole:
-    """The Problem in the making. firsts: of each segment, the number of its first node. begins: of each boundary value
-    or tied weight, the first node that stands for it."""
+class ChainProblem:
+    """Builder of the Problem.
+
+    firsts: the number of each segment's first node.
+    begins: for each boundary value or tied weight, the first node that stands for it.
+    """
 
     shardings: ShardingModel
     build: ProblemBuilder = field(default_factory=ProblemBuilder)
@@ -44,7 +47,7 @@ class Whole:
     begins: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, shardings: ShardingModel) -> Whole:
+    def of(cls, shardings: ShardingModel) -> ChainProblem:
         whole = cls(shardings)
         for index in range(len(shardings.program.segments)):
             whole.add(index)
@@ -52,7 +55,7 @@ class Whole:
         return whole
 
     def add(self, index: int) -> None:
-        """A segment's nodes, and its boundary tied to what came before."""
+        """A segment's nodes, with its boundary tied to earlier segments."""
         own = self.shardings.problem(index)
         costs = own.at(0.0, overlap_weight=self.shardings.overlap_weight).costs
         first = -1
@@ -82,9 +85,9 @@ class Whole:
             self._running(index, own, first, rows[index])
 
     def _kept(self, own: SegmentProblem, first: int, rows: list[int]) -> None:
-        """Per storage and layout a node with two options: not there, or kept in every row."""
+        """For each storage and layout a node whose option is the bytes kept in every row."""
         space = own.space
-        keepers: dict[tuple[str, object], dict[int, Floats]] = {}
+        saved_storages: dict[tuple[str, object], dict[int, Floats]] = {}
         for place, (op, found) in enumerate(space.each()):
             if not any(value.grad for value in op.results):
                 continue
@@ -94,9 +97,11 @@ class Whole:
                 self.build.hold(rows[0], rows[-1] + 1, node, option, auxiliary)
                 for name, layout in kept_values(op, made, space.values, space.outside, space.mesh):
                     type_ = space.values[name].type
-                    needs = keepers.setdefault((space.bases[name], layout), {}).setdefault(node, np.zeros(len(found)))
+                    needs = saved_storages.setdefault((space.bases[name], layout), {}).setdefault(
+                        node, np.zeros(len(found))
+                    )
                     needs[option] = max(needs[option], local_bytes(type_.sizes, type_.itemsize, layout, space.mesh))
-        for key, readers in keepers.items():
+        for key, readers in saved_storages.items():
             levels = np.unique(np.concatenate([[0.0], *readers.values()]))
             kept = self.build.node(np.zeros(len(levels)), name=f"{key[0]} kept")
             for option, size in enumerate(levels):
@@ -105,7 +110,7 @@ class Whole:
                 self.build.edge(node, kept, np.where(levels[None, :] >= needs[:, None], 0.0, np.inf))
 
     def _running(self, index: int, own: SegmentProblem, first: int, row: int) -> None:
-        """What the segment needs while it runs: gathered weights, and the level that its largest op asks for."""
+        """The transient of a segment: gathered weights, and the level that its largest op needs."""
         space = own.space
         for value in space.graph.params:
             uses = own.tied[value.name].uses if value.name in own.tied else 1
@@ -115,7 +120,7 @@ class Whole:
                 self.build.use(row, first + own.makers[value.name].node, option, size)
         asked = {first + node: space.running_bytes(place) for place, node in enumerate(own.op_nodes)}
         anyway = max(sizes.min() for sizes in asked.values())
-        moved = {way: sizes for way in own.ways if (sizes := own.moving_bytes(way)).max() > anyway}
+        moved = {way: sizes for way in own.conversions if (sizes := own.moving_bytes(way)).max() > anyway}
         levels = np.unique(np.concatenate([*asked.values(), *(sizes.ravel() for sizes in moved.values())]))
         level = self.build.node(np.zeros(len(levels)), name=f"segment {index} runs")
         for option, size in enumerate(levels):
@@ -126,7 +131,7 @@ class Whole:
             self._moving(first + way.maker.node, first + way.node, level, sizes, levels)
 
     def _moving(self, maker: int, reader: int, level: int, sizes: Floats, levels: Floats) -> None:
-        """A conversion needs what it needs from one option to another: a node knows the level and the one of them."""
+        """The transient of a conversion depends on both of its ends: a node joins the level and the first of them."""
         rows, row_of = np.unique(sizes, axis=0, return_inverse=True)
         count = len(levels)
         between = self.build.node(np.zeros(len(rows) * count), name="converts")
@@ -136,11 +141,11 @@ class Whole:
         self.build.edge(reader, between, np.where(levels[at][None, :] >= rows[row].T, 0.0, np.inf))
 
     def problem(self) -> Problem:
-        """Without limits. Costs are seconds times `frontier.scale`, rows are bytes, one row a segment."""
+        """Without limits. Costs are seconds times `ShardingModel.scale`; each segment has a row of bytes."""
         return self.build.build()
 
     def chain(self, choice: Sequence[int], price: float) -> Chain:
-        """What a choice of the Problem stands for. price: for the Chain."""
+        """The chain of a choice. price: recorded in the Chain, per byte."""
         points, options = [], []
         for index, first in enumerate(self.firsts):
             own = self.shardings.problem(index)
@@ -152,18 +157,21 @@ class Whole:
 
 
 def limited(problem: Problem, budget_bytes: int) -> Problem:
-    """The same with so many bytes at every moment."""
+    """The Problem with this budget in every row."""
     return replace(problem, limits=np.full(len(problem.limits), float(budget_bytes)))
 
 
 def whole_problem(shardings: ShardingModel, budget_bytes: int) -> Problem:
     """The whole chain as one Problem."""
-    return limited(Whole.of(shardings).problem(), budget_bytes)
+    return limited(ChainProblem.of(shardings).problem(), budget_bytes)
 
 
 def exact_chain(shardings: ShardingModel, budget_bytes: int, price: float) -> tuple[Chain | None, float]:
-    """(the fastest chain that fits, None where none was found; a bound on all of them). price: for the Chain."""
-    whole = Whole.of(shardings)
+    """(the fastest chain that fits, None where none was found; a lower bound in seconds on all that fit).
+
+    price: recorded in the Chain, per byte.
+    """
+    whole = ChainProblem.of(shardings)
     problem, bounds = whole.problem(), [float("inf")]
 
     def within(room_bytes: int) -> Chain | None:
@@ -174,12 +182,15 @@ def exact_chain(shardings: ShardingModel, budget_bytes: int, price: float) -> tu
         bounds.append(found.bound / shardings.scale)
         return whole.chain(found.choice, price)
 
-    return with_less_room(within, budget_bytes), bounds[min(1, len(bounds) - 1)]
+    return retry_smaller_budget(within, budget_bytes), bounds[min(1, len(bounds) - 1)]
 
 
-def with_less_room(within: Callable[[int], Chain | None], budget_bytes: int) -> Chain | None:
-    """within: of a number of bytes, a chain that fits. What is gathered early and waits for its reduction is no part of
-    the Problem: where it takes too much there is less room, each time by twice as much."""
+def retry_smaller_budget(within: Callable[[int], Chain | None], budget_bytes: int) -> Chain | None:
+    """A chain whose peak fits, pending gradients included, which are no part of the Problem: the budget is reduced, by
+    twice as much each time.
+
+    within: finds a chain within a number of bytes.
+    """
     room_bytes = budget_bytes
     for number in range(RETRIES):
         chain = within(room_bytes)

@@ -1,301 +1,286 @@
-"""Shardings met at several prices, mixed: for every instance one of them and one way to keep, under the true peak.
+"""Label-setting dynamic programme: one way to run every segment of a chain, the fastest within a memory budget.
 
-Walked from the last segment to the first. With s_i the static bytes of what instance i takes, r_i its resident and t_i
-its transient bytes, the most that is in use from instance i on, besides what those before it hold, is
+A way to run segment i takes c_i seconds, s_i static bytes (held during the whole step), r_i resident bytes (held from
+its forward to its backward) and t_i transient bytes (on top, while it runs). The peak of a step is
 
-    Q_i = r_i + max(t_i, Q_{i+1}),    and    s_0 + s_1 + ... + Q_0    may not pass the budget.
+    S + Q_0    with    S = sum of s_i    and    Q_i = r_i + max(t_i, Q_{i+1}),    Q_n = 0.            (1) `_extended`
 
-A label (seconds, static so far, static so far + Q) that another one of the same state beats in all three is done with.
-Labels of almost the same bytes are taken for one, and the RESOLUTION that promise most are followed: so the answer
-always fits, and need not be the best of all. What a label promises is its seconds and, for the instances before it,
-Lagrange's bound: with h the bytes that one holds and B what the budget leaves, for any price l
+Segments are walked from the last to the first. A label stands for a choice of all segments from i on: its seconds C,
+its static bytes S, its total bytes T = S + Q_i, and its state, the options of the boundary values and tied weights that
+earlier segments also see. (C, S, T) of a longer choice rises with each of the three, so of labels of one state only the
+Pareto frontier is extended.                                                                          (2) `_undominated`
 
-    seconds of the rest >= sum of min (seconds + l * h) - l * B.
+A label is dropped where its seconds plus a lower bound on those of the segments before i reach the incumbent. Weak
+duality gives that bound for any price l >= 0 per byte. Write h_j = s_j + r_j. The total may not pass the budget B:
 
-Seconds are weighed as a ShardingModel weighs them: communication that overlaps with compute counts `overlap_weight`
-times, and the sum is divided by 1 + `overlap_weight`. That is a lower bound on the step. The order of equal segments
-(`permute_equal_segments`) decides how near the step comes to it.
-`crossover` puts the first instances of one mixture before the last ones of another.
+    seconds >= sum_{j<i} min(c_j + l h_j) - l (B - T)                                       (3) `LagrangianBound.before`
+
+Nor may the peak of an earlier segment k < i, of which the label decides S alone:
+
+    seconds >= sum_{j<k} min(c_j + l h_j) + min(c_k + l (h_k + t_k)) + sum_{k<j<i} min(c_j + l s_j) - l (B - S)      (4)
+
+Both are piecewise linear and concave in l, apart from the maximum over k; `turning_prices` lists the prices at which
+a slope may change. Bytes are added exactly, so every answer fits; without `beam` and `slots` it is optimal.
+
+Callers: `solve_instances` (a fixed sharding: no boundary, no static bytes, optimal), `combine_offers` (ways of several
+shardings) and `combine_chains` (points of several chains, whose bytes are all held during the whole step).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from math import isqrt
+from math import inf, isqrt
+from typing import Any
 
 import numpy as np
 
-from meshwright.plan import FrontierPoint
-from meshwright.planner.chain.mix import Chain, State
-from meshwright.planner.effort import RESOLUTION
-from meshwright.planner.memory.instances import turning_prices
-from meshwright.planner.sharding.model import Options, Point, ShardingModel
-from meshwright.predict.fast import quick_prediction
-from meshwright.price.overlap import overlapped
 from meshwright.select.problem import Floats, Ints
+
+State = tuple[tuple[str, int], ...]
+"""(name, option) of each boundary value and tied weight that is fixed already."""
+
+ROUNDING = 1e-9
+"""Relative slack when a bound is compared with the incumbent: it subtracts bytes at a price, which may be many times
+the seconds that remain."""
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentOffer:
-    """A sharding of one segment: between which boundary options, its point, and one point per way to keep."""
+class Ways:
+    """Ways to run one segment between the same boundary options. The arrays have one length.
 
-    options: Options
-    sharding: Point
-    ways: tuple[FrontierPoint, ...]
+    boundary: the option of each input, output and tied weight.
+    """
+
+    seconds: Floats
+    static_bytes: Ints
+    resident_bytes: Ints
+    transient_bytes: Ints
+    boundary: State = ()
+
+    @property
+    def held_bytes(self) -> Ints:
+        return self.static_bytes + self.resident_bytes
 
 
-@dataclass(frozen=True)
-class RematChain:
-    """ways: what every instance keeps, of what the chain's points may."""
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """picks: for each segment the index of its `Ways`, and of the way within them."""
 
-    chain: Chain
-    ways: tuple[FrontierPoint, ...]
-
-    @cached_property
-    def seconds(self) -> float:
-        return overlapped(self.ways, self.chain.microbatches)
-
-    @cached_property
-    def least_s(self) -> float:
-        """What it takes if all is hidden that can be."""
-        overlapped_s, after_s = sum(way.async_comm_s for way in self.ways), sum(way.step_s for way in self.ways)
-        alone_s = sum(way.seconds(self.chain.microbatches) for way in self.ways) - overlapped_s - after_s
-        return max(alone_s, overlapped_s) + after_s
-
-    @cached_property
-    def peak_bytes(self) -> int:
-        return quick_prediction(self.ways, self.chain.microbatches, exact_peak=True).peak_bytes
+    seconds: float
+    picks: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Labels:
-    """Arrays of one length; after: the label of the segment behind that this one extends; pick, way: the offer, and
-    what is kept of it."""
+    """Arrays of one length.
+
+    parent: the label of the segment behind that this one extends.
+    offer, way: what it chooses for the segment at hand.
+    """
 
     seconds: Floats
     static: Ints
     total: Ints
     state: Ints
-    after: Ints
-    pick: Ints
+    parent: Ints
+    offer: Ints
     way: Ints
 
-    def taken(self, rows: Ints) -> _Labels:
-        return _Labels(*(getattr(self, name)[rows] for name in _COLUMNS))
+    @property
+    def columns(self) -> tuple[Any, ...]:
+        return (self.seconds, self.static, self.total, self.state, self.parent, self.offer, self.way)
 
-
-_COLUMNS = ("seconds", "static", "total", "state", "after", "pick", "way")
+    def __getitem__(self, rows: Ints) -> _Labels:
+        return _Labels(*(column[rows] for column in self.columns))
 
 
 def label_dp(
-    shardings: ShardingModel,
-    offers: Sequence[Sequence[SegmentOffer]],
-    budget_bytes: int,
-    incumbent_s: float,
-    price: float,
-    overlap_weight: float = 1.0,
-) -> RematChain | None:
-    """The fastest mixture of what is offered to each segment; None where none is found faster than `incumbent_s`."""
-    micro = shardings.setting.microbatches
-    first = _first_users(shardings)
-    if not any(way.async_comm_s for found in offers for offer in found for way in offer.ways):
-        overlap_weight = 0.0
-    weighed = [[[_weighed_s(way, micro, overlap_weight) for way in offer.ways] for offer in found] for found in offers]
-    bounds = _Bounds(offers, weighed)
+    chain: Sequence[Sequence[Ways]],
+    bound: LagrangianBound,
+    incumbent_s: float = inf,
+    beam: int | None = None,
+    slots: int | None = None,
+) -> Solution | None:
+    """The fastest choice within the bound's budget; None where none is found faster than the incumbent.
+
+    chain: for each segment its ways, grouped by boundary options.
+    incumbent_s: only faster choices are looked for, in seconds.
+    beam: labels extended at each segment, those of the best bounds; None extends all.
+    slots: parts of the budget to which total bytes are rounded down when labels are compared, static bytes to the
+        square root of as many; None compares bytes.
+    """
+    first: dict[str, int] = {}
+    for index, offers in enumerate(chain):
+        for name, _ in (pair for ways in offers for pair in ways.boundary):
+            first.setdefault(name, index)
     zero = np.zeros(1, dtype=np.int64)
     labels = _Labels(np.zeros(1), zero, zero, zero, zero, zero, zero)
     states: dict[State, int] = {(): 0}
     history: list[_Labels] = []
-    for index in reversed(range(len(offers))):
+    for index in reversed(range(len(chain))):
         following: dict[State, int] = {}
-        parts = []
+        parts: list[tuple[_Labels, Floats]] = []
         for state, number in states.items():
-            here = np.flatnonzero(labels.state == number)
-            for pick, offer in enumerate(offers[index]):
-                before = _before(shardings, index, dict(state), offer.options, first)
-                if before is not None and len(here):
+            rows = np.flatnonzero(labels.state == number)
+            for offer, ways in enumerate(chain[index]):
+                before = _before(index, dict(state), ways.boundary, first) if len(rows) else None
+                if before is not None:
                     target = following.setdefault(before, len(following))
-                    parts += list(_extended(labels, here, offer, target, pick, weighed[index][pick]))
+                    parts.append(_extended(labels, rows, ways, (target, offer), bound, index, incumbent_s))
         if not parts:
             return None
-        joined = _Labels(*(np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS))
-        promise = joined.seconds + bounds.before(index, budget_bytes - joined.total)
-        places = np.flatnonzero(promise < incumbent_s)
-        left = _undominated(joined.taken(places), budget_bytes)
-        if len(left) > RESOLUTION:
-            left = left[np.argpartition(promise[places[left]], RESOLUTION)[:RESOLUTION]]
-        labels = joined.taken(places[left])
-        history.append(labels)
-        states = following
+        labels = _Labels(*map(np.concatenate, zip(*(part.columns for part, _ in parts), strict=True)))
         if not len(labels.seconds):
             return None
-    label = int(labels.seconds.argmin())
-    picked, ways = [], []
-    for found, offered in zip(reversed(history), offers, strict=True):
-        picked.append(offered[found.pick[label]])
-        ways.append(picked[-1].ways[found.way[label]])
-        label = int(found.after[label])
-    chain = Chain(tuple(one.sharding for one in picked), tuple(one.options for one in picked), micro, price)
-    return RematChain(chain, tuple(ways))
+        kept = _undominated(labels, bound.budget_bytes, slots)
+        if beam is not None and len(kept) > beam:
+            lower_s = np.concatenate([lower for _, lower in parts])[kept]
+            kept = kept[np.argpartition(lower_s, beam)[:beam]]
+        labels, states = labels[kept], following
+        history.append(labels)
+    best = int(labels.seconds.argmin())
+    seconds = float(labels.seconds[best])
+    return Solution(seconds, tuple(_picks(history, best))) if seconds < incumbent_s else None
 
 
-def undominated(offers: Sequence[SegmentOffer]) -> list[SegmentOffer]:
-    """Without ways that another between the same boundary options beats in bytes and both kinds of seconds."""
-    rows = [(offer, way, np.array(_figures(way))) for offer in offers for way in offer.ways]
-    left: dict[int, list[FrontierPoint]] = {id(offer): [] for offer in offers}
-    for number, (offer, way, mine) in enumerate(rows):
-        beaten = any(
-            other.options == offer.options and (theirs <= mine).all() and ((theirs < mine).any() or place < number)
-            for place, (other, _, theirs) in enumerate(rows)
-            if place != number
-        )
-        if not beaten:
-            left[id(offer)].append(way)
-    kept = [(offer, left[id(offer)]) for offer in offers]
-    return [SegmentOffer(offer.options, offer.sharding, tuple(ways)) for offer, ways in kept if ways]
+def _before(index: int, fixed: dict[str, int], boundary: State, first: dict[str, int]) -> State | None:
+    """The state of a label with this segment in front; None where the options of a value differ.
 
-
-def _figures(way: FrontierPoint) -> tuple[float, ...]:
-    alone_s = way.forward_s + way.backward_s
-    return (
-        alone_s,
-        way.gather_params_s + way.reduce_grads_s,
-        way.step_s,
-        way.static_bytes,
-        way.resident_bytes,
-        way.transient_bytes,
-    )
-
-
-def crossover(shardings: ShardingModel, one: RematChain, other: RematChain) -> Iterator[RematChain]:
-    """The first instances of one, the others of the other, wherever both leave the boundary alike."""
-    for cut in range(1, len(one.ways)):
-        options = (*one.chain.options[:cut], *other.chain.options[cut:])
-        differ = one.ways[cut - 1] is not other.ways[cut - 1]  # else it is the same as before
-        if differ and _agree(shardings, options):
-            points = (*one.chain.points[:cut], *other.chain.points[cut:])
-            chain = Chain(points, options, one.chain.microbatches, one.chain.price)
-            yield RematChain(chain, (*one.ways[:cut], *other.ways[cut:]))
-
-
-def permute_equal_segments(shardings: ShardingModel, mixed: RematChain) -> Iterator[RematChain]:
-    """Alike instances that change places: what is gathered early, late, or spread evenly over the chain. The lane that
-    gathers is a segment ahead of compute, so gathers that lie together are waited for."""
-    groups: dict[object, list[int]] = {}
-    for index, options in enumerate(mixed.chain.options):
-        groups.setdefault((id(shardings.problem(index)), options), []).append(index)
-    for order in (_longest_first, _longest_last, _spread):
-        points, ways = list(mixed.chain.points), list(mixed.ways)
-        for places in groups.values():
-            for place, taken in zip(places, order(mixed, places), strict=True):
-                points[place], ways[place] = mixed.chain.points[taken], mixed.ways[taken]
-        chain = Chain(tuple(points), mixed.chain.options, mixed.chain.microbatches, mixed.chain.price)
-        yield RematChain(chain, tuple(ways))
-
-
-def _longest_first(mixed: RematChain, places: Sequence[int]) -> list[int]:
-    return sorted(places, key=lambda place: -mixed.ways[place].async_comm_s)
-
-
-def _longest_last(mixed: RematChain, places: Sequence[int]) -> list[int]:
-    return _longest_first(mixed, places)[::-1]
-
-
-def _spread(mixed: RematChain, places: Sequence[int]) -> list[int]:
-    """Of every kind one after as many others as there are to each of it."""
-    kinds: dict[object, list[int]] = {}
-    for place in places:
-        way = mixed.ways[place]
-        kinds.setdefault((way.overlappable_s, way.resident_bytes, way.backward_s), []).append(place)
-    ideal = {place: (rank + 0.5) / len(kind) for kind in kinds.values() for rank, place in enumerate(kind)}
-    return sorted(places, key=lambda place: ideal[place])
-
-
-def _agree(shardings: ShardingModel, options: Sequence[Options]) -> bool:
-    """Whether every value and tied weight has the same option wherever it is read."""
-    found: dict[str, int] = {}
-    for index, here in enumerate(options):
-        for name, option in zip(shardings.boundary(index), here, strict=True):
-            if found.setdefault(name, option) != option:
-                return False
-    return True
-
-
-def _first_users(shardings: ShardingModel) -> dict[str, int]:
-    """The segment that makes each boundary value, or reads a tied weight first."""
-    found: dict[str, int] = {}
-    for index in range(len(shardings.program.segments)):
-        for name in shardings.boundary(index):
-            found.setdefault(name, index)
-    return found
-
-
-def _before(
-    shardings: ShardingModel, index: int, alive: dict[str, int], options: Options, first: dict[str, int]
-) -> State | None:
-    """What must be alive before the segment runs; None where it does not go with what later ones want."""
-    here = dict(zip(shardings.boundary(index), options, strict=True))
-    if any(alive.get(name, option) != option for name, option in here.items()):
+    first: the first segment that sees each value.
+    """
+    if any(fixed.get(name, option) != option for name, option in boundary):
         return None
-    return tuple(sorted((name, option) for name, option in (alive | here).items() if first[name] < index))
-
-
-def _weighed_s(way: FrontierPoint, microbatches: int, overlap_weight: float) -> float:
-    """A lower bound on what it adds to a step."""
-    alone_s = way.seconds(microbatches) - way.async_comm_s - way.step_s
-    return (alone_s + overlap_weight * way.async_comm_s) / (1 + overlap_weight) + way.step_s
+    return tuple(sorted((name, option) for name, option in (fixed | dict(boundary)).items() if first[name] < index))
 
 
 def _extended(
-    labels: _Labels, here: Ints, offer: SegmentOffer, target: int, pick: int, seconds: Sequence[float]
-) -> Iterator[_Labels]:
-    same = np.ones(len(here), dtype=np.int64)
-    for number, (way, way_s) in enumerate(zip(offer.ways, seconds, strict=True)):
-        static = labels.static[here] + way.static_bytes
-        behind = labels.total[here] - labels.static[here]
-        total = static + way.resident_bytes + np.maximum(behind, way.transient_bytes)
-        yield _Labels(labels.seconds[here] + way_s, static, total, target * same, here, pick * same, number * same)
+    labels: _Labels,
+    rows: Ints,
+    ways: Ways,
+    numbers: tuple[int, int],
+    bound: LagrangianBound,
+    index: int,
+    incumbent_s: float,
+) -> tuple[_Labels, Floats]:
+    """Equation (1): these labels with each way of segment `index` in front; and the bound of each in seconds.
+
+    numbers: of the new state, and of the ways among the segment's.
+    """
+    behind = (labels.total[rows] - labels.static[rows])[:, None]
+    static = (labels.static[rows][:, None] + ways.static_bytes).ravel()
+    total = static + (np.maximum(behind, ways.transient_bytes) + ways.resident_bytes).ravel()
+    seconds = (labels.seconds[rows][:, None] + ways.seconds).ravel()
+    fits = np.flatnonzero(total <= bound.room_bytes[index])
+    lower_s = seconds[fits] + bound.before(index, static[fits], total[fits])
+    promising = lower_s <= incumbent_s * (1 + ROUNDING)
+    places = fits[promising]
+    parent, way = np.divmod(places, len(ways.seconds))
+    state, offer = (np.full(len(places), number) for number in numbers)
+    return _Labels(seconds[places], static[places], total[places], state, rows[parent], offer, way), lower_s[promising]
 
 
-class _Bounds:
-    """What the instances before one take at least, given the bytes that are left to them."""
+def _undominated(labels: _Labels, budget_bytes: int, slots: int | None) -> Ints:
+    """Equation (2): places of the labels that no other of their state beats in seconds, static and total bytes."""
+    coarse, fine = (1, 1) if slots is None else (max(1, budget_bytes // parts) for parts in (isqrt(slots), slots))
+    level, slot = labels.static // coarse, labels.total // fine
+    if not (labels.state.any() or np.ptp(level)):  # two criteria: a running minimum
+        order = np.lexsort((labels.seconds, slot))
+        seconds = labels.seconds[order]
+        return order[seconds < np.concatenate(([inf], np.minimum.accumulate(seconds)[:-1]))]
+    if slots is None:
+        level, slot = (np.unique(sizes, return_inverse=True)[1] for sizes in (level, slot))
+    shape = (int(labels.state.max()) + 1, int(level.max()) + 1, int(slot.max()) + 1)
+    cell = (labels.state * shape[1] + level) * shape[2] + slot
+    slowest_first = np.argsort(-labels.seconds, kind="stable")
+    fastest = np.full(shape, -1)
+    fastest.flat[cell[slowest_first]] = slowest_first  # the last one stays
+    used = fastest >= 0
+    table = np.full(shape, inf)
+    table[used] = labels.seconds[fastest[used]]
+    reached = np.minimum.accumulate(np.minimum.accumulate(table, axis=2), axis=1)
+    used[:, :, 1:] &= table[:, :, 1:] < reached[:, :, :-1]
+    used[:, 1:] &= table[:, 1:] < reached[:, :-1]
+    return fastest[used]
 
-    def __init__(self, offers: Sequence[Sequence[SegmentOffer]], weighed: Sequence[Sequence[Sequence[float]]]) -> None:
-        held = [np.array([way.held_bytes for offer in found for way in offer.ways]) for found in offers]
-        seconds = [np.array([one for every in found for one in every]) for found in weighed]
-        prices = turning_prices(zip(held, seconds, strict=True))
-        known: dict[tuple[bytes, bytes], Floats] = {}
-        rows = []
-        for bytes_, each_s in zip(held, seconds, strict=True):
-            key = (bytes_.tobytes(), each_s.tobytes())
-            if key not in known:
-                known[key] = (each_s[:, None] + prices[None, :] * bytes_[:, None]).min(axis=0)
-            rows.append(known[key])
-        self.prices = prices
-        self.sums = np.concatenate([np.zeros((1, len(prices))), np.cumsum(rows, axis=0)])
-        self.least = np.concatenate([[0], np.cumsum([each.min() for each in held])])
 
-    def before(self, index: int, left: Ints) -> Floats:
-        """Infinite where too few are left."""
-        sums = self.sums[index]
+def _picks(history: Sequence[_Labels], label: int) -> Iterator[tuple[int, int]]:
+    for labels in reversed(history):
+        yield int(labels.offer[label]), int(labels.way[label])
+        label = int(labels.parent[label])
+
+
+class LagrangianBound:
+    """Lower bounds on the seconds of the segments before one, for labels of a chain under a budget.
+
+    room_bytes: at each segment, more total bytes do not leave enough for the segments before it.
+    """
+
+    def __init__(self, chain: Sequence[Sequence[Ways]], budget_bytes: int) -> None:
+        rows = [_merged(offers) for offers in chain]
+        self.budget_bytes = budget_bytes
+        self.prices = prices = turning_prices((ways.held_bytes, ways.seconds) for ways in rows)
+        self.room_bytes = [budget_bytes]
+        self._held = [np.zeros(len(prices))]
+        self._peak = [np.full(len(prices), -inf)]
+        steps = np.diff(prices)
+        self._falls = [np.zeros(len(steps))]
+        for ways in rows:
+            static = _least(ways.seconds, ways.static_bytes, prices)
+            held = _least(ways.seconds, ways.held_bytes, prices)
+            peak = _least(ways.seconds, ways.held_bytes + ways.transient_bytes, prices)
+            self._peak.append(np.maximum(self._peak[-1] + static, self._held[-1] + peak))
+            self._held.append(self._held[-1] + held)
+            self._falls.append(-np.diff(self._held[-1]) / steps)
+            fits = ways.held_bytes + ways.transient_bytes <= self.room_bytes[-1]
+            self.room_bytes.append(self.room_bytes[-1] - int(ways.held_bytes[fits].min()) if fits.any() else -1)
+
+    def before(self, index: int, static: Ints, total: Ints) -> Floats:
+        """Equations (3) and (4): the seconds of the segments before `index`, given a label's static and total bytes."""
+        sums, left = self._held[index], self.budget_bytes - total
         # Concave in the price: the highest is where it rises by no more than what is left.
-        at = np.searchsorted(-np.diff(sums) / np.diff(self.prices), -left)
-        return np.where(left < self.least[index], np.inf, sums[at] - self.prices[at] * left)
+        at = np.searchsorted(self._falls[index], -left)
+        by_total = sums[at] - self.prices[at] * left
+        if not index:
+            return by_total
+        left = self.budget_bytes - static
+        best = int((self._peak[index] - self.prices * left.max(initial=0)).argmax())
+        by_static: Floats = self._peak[index][best] - self.prices[best] * left
+        return np.where(by_static > by_total, by_static, by_total)
+
+    @property
+    def seconds(self) -> float:
+        """No choice within the budget is faster."""
+        zero = np.zeros(1, dtype=np.int64)
+        return float(self.before(len(self._held) - 1, zero, zero)[0])
 
 
-def _undominated(labels: _Labels, budget: int) -> Ints:
-    """Their places."""
-    coarse = isqrt(RESOLUTION)
-    wide, narrow = max(1, budget // coarse), max(1, budget // RESOLUTION)
-    group = labels.state * (coarse + 2) + np.minimum(labels.static // wide, coarse + 1)
-    order = np.lexsort((labels.seconds, labels.total // narrow, group))
-    keys = group[order]
-    starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
-    kept = []
-    for start, end in zip(starts, [*starts[1:], len(keys)], strict=True):
-        seconds = labels.seconds[order[start:end]]
-        least = np.minimum.accumulate(np.concatenate(([np.inf], seconds[:-1])))
-        kept.append(order[start:end][seconds < least])
-    return np.concatenate(kept) if kept else order[:0]
+def _merged(offers: Sequence[Ways]) -> Ways:
+    """The ways between any boundary options."""
+    columns = ((ways.seconds, ways.static_bytes, ways.resident_bytes, ways.transient_bytes) for ways in offers)
+    seconds, static, resident, transient = map(np.concatenate, zip(*columns, strict=True))
+    return Ways(seconds, static, resident, transient)
+
+
+def _least(seconds: Floats, sizes: Ints, prices: Floats) -> Floats:
+    """At each price per byte the cheapest way."""
+    found: Floats = (seconds[:, None] + prices * sizes[:, None]).min(axis=0)
+    return found
+
+
+def turning_prices(options: Iterable[tuple[Ints, Floats]]) -> Floats:
+    """Zero, and every price per byte at which another option of a segment becomes the cheapest: the slopes of the lower
+    convex hulls.
+
+    options: (bytes, seconds) of the options of each segment.
+    """
+    found = {0.0}
+    for held, seconds in options:
+        at = int(np.lexsort((held, seconds))[0])
+        while (less := np.flatnonzero(held < held[at])).size:
+            slopes = (seconds[less] - seconds[at]) / (held[at] - held[less])
+            price = float(slopes.min())
+            near = less[slopes == price]
+            at = int(near[held[near].argmin()])
+            found.add(price)
+    return np.array(sorted(found))

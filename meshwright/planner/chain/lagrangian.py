@@ -1,12 +1,12 @@
-"""A point for every instance of every segment, under the budget.
+"""The fastest chain within a memory budget, by Lagrangian relaxation of the budget.
 
 With a price l per byte held,
 
-    bound(l) = min over chains of (seconds + l * held) - l * budget
+    bound(l) = min over chains of (seconds + l * held) - l * budget                                       `bound_at`
 
-is below the optimum by weak duality, and `walk` finds the minimum. Two chains, one over the budget and one within
-it, cross at one price; asking there again raises the bound until it meets neither (`_bracket`). Every combination of
-the points met on the way that fits along the chain is then compared (`mix`).
+is a lower bound by weak duality, and `walk` finds the minimum. Two chains, one over the budget and one within it, cost
+the same at one price; asking there raises the bound until neither is met again (`_bracket`). The points of all chains
+met are then recombined (`combine_chains`). Small programs are solved exactly (`exact_chain`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from meshwright.errors import PlanError
+from meshwright.planner.chain.chains import Chain, combine_chains
 from meshwright.planner.chain.exact import exact_chain, is_small
-from meshwright.planner.chain.exact_memory import Leanest
-from meshwright.planner.chain.mix import Chain, combine_chains
+from meshwright.planner.chain.exact_memory import MinMemoryChoice
 from meshwright.planner.chain.shortest_path import least_cost, walk
 from meshwright.planner.effort import PRICES, RETRIES
 from meshwright.planner.sharding.model import ShardingModel
@@ -30,7 +30,11 @@ CLOSED = 1e-9
 
 @dataclass(slots=True)
 class _Search:
-    """Chains met so far, by price, and the best bound. room_bytes: what there is for what is held."""
+    """Chains met so far and the best dual bound.
+
+    room_bytes: the budget less the smallest transient.
+    highest: the highest price asked for, in seconds per byte.
+    """
 
     shardings: ShardingModel
     budget_bytes: int
@@ -51,7 +55,7 @@ class _Search:
 
 
 def _cheapest(shardings: ShardingModel, price: float) -> tuple[float, Chain]:
-    """(its cost, the cheapest chain at a price per byte). Searches under other budgets ask for the same prices."""
+    """(cost, chain) of the cheapest chain at a price; remembered for searches under other budgets."""
     key = shardings.key(price)
     found: tuple[float, Chain] | None = shardings.chains.get(key)
     if found is None:
@@ -67,8 +71,8 @@ def chain_at(shardings: ShardingModel, price: float) -> Chain:
     return _cheapest(shardings, price)[1]
 
 
-def chain_within(shardings: ShardingModel, price: float) -> Chain | None:
-    """The same; None where a layer has no way to run under the cap of the frontier."""
+def chain_under_cap(shardings: ShardingModel, price: float) -> Chain | None:
+    """`chain_at`; None where a segment has no strategy under the cap on transients."""
     try:
         return chain_at(shardings, price)
     except PlanError:  # pins leave ways: chains without the cap were found
@@ -76,17 +80,17 @@ def chain_within(shardings: ShardingModel, price: float) -> Chain | None:
 
 
 def memory_free_bound_s(shardings: ShardingModel) -> float:
-    """The fastest chain's seconds if memory were free."""
+    """Lower bound on the step of any chain: the fastest with unlimited memory."""
     return least_cost(shardings, 0.0) / shardings.scale
 
 
 def step_bound_s(shardings: ShardingModel) -> float:
-    """No chain is faster, if memory were free: by what devices compute, and by what the host has to ask for."""
+    """`memory_free_bound_s`, or the host's kernel launches where these take longer."""
     return max(memory_free_bound_s(shardings), shardings.least_host_s())
 
 
 def bound_at(shardings: ShardingModel, price: float, budget_bytes: int) -> float:
-    """What no chain that fits is faster than, by one price."""
+    """The dual bound at one price, in seconds, on every chain that fits."""
     return (least_cost(shardings, price) - price * (budget_bytes - shardings.least_transient())) / shardings.scale
 
 
@@ -98,10 +102,13 @@ def solve_chain(
     hard: bool = True,
     first: bool = False,
 ) -> tuple[Chain | None, float]:
-    """(the fastest chain that fits, or None if none was found faster than `incumbent_s`; a bound on all that fit).
+    """(the fastest chain that fits; a lower bound in seconds on all that fit). No chain where none is found that is
+    faster than the incumbent.
 
-    exactly: of a small program, also where prices per byte do not find it, which takes longer. hard: also where nothing
-    fits at the highest price. first: any chain that fits is enough."""
+    exactly: solve a small program exactly, which takes longer.
+    hard: go on where nothing fits at the highest price.
+    first: stop at the first chain that fits.
+    """
     search = _Search(shardings, budget_bytes, budget_bytes - shardings.least_transient())
     free = search.ask(0.0)
     if search.fits(free) or search.bound_s >= incumbent_s:
@@ -115,7 +122,7 @@ def solve_chain(
         if not search.fits(least):
             if not hard and not is_small(shardings):
                 return None, search.bound_s
-            least = _lower(search, least)
+            least = _fit_under_cap(search, least)
     if search.fits(least):
         if first:
             return least, search.bound_s
@@ -123,15 +130,15 @@ def solve_chain(
         if search.bound_s >= incumbent_s:
             return None, search.bound_s
     small = exactly and is_small(shardings)
-    lean = _lean(search, least.price) if small and first else None
-    if lean is not None:
-        return lean, search.bound_s
-    met = search.chains + combine_chains(search.shardings, search.chains, budget_bytes)
-    fitting = [chain for chain in met if search.fits(chain)]
+    min_memory = _min_memory_chain(search, least.price) if small and first else None
+    if min_memory is not None:
+        return min_memory, search.bound_s
+    combined = combine_chains(search.shardings, search.chains, budget_bytes)
+    fitting = [chain for chain in (*search.chains, combined) if chain is not None and search.fits(chain)]
     best = min(fitting, key=lambda chain: chain.seconds, default=None)
     if first or not small:
         return best, search.bound_s
-    best = best or _lean(search, least.price)
+    best = best or _min_memory_chain(search, least.price)
     if best is not None and best.seconds > search.bound_s * (1 + CLOSED):
         exact, bound_s = exact_chain(shardings, budget_bytes, least.price)
         if exact is not None and exact.seconds < best.seconds:
@@ -141,21 +148,21 @@ def solve_chain(
     return best, search.bound_s
 
 
-def _lean(search: _Search, price: float) -> Chain | None:
-    """Of a small program, any chain that fits; the bound is infinite where it is proven that there is none."""
-    chain, none = Leanest.of(search.shardings).chain(search.budget_bytes, price)
+def _min_memory_chain(search: _Search, price: float) -> Chain | None:
+    """Of a small program, a chain that fits; the bound becomes infinite where it is proven that there is none."""
+    chain, none = MinMemoryChoice.of(search.shardings).chain(search.budget_bytes, price)
     if none:
         search.bound_s = float("inf")
     return chain
 
 
 def least_bytes(shardings: ShardingModel) -> int:
-    """The peak of the chain that holds least."""
+    """The peak of the chain that holds the fewest bytes."""
     return chain_at(shardings, ANY_PRICE).peak_bytes
 
 
-def _lower(search: _Search, over: Chain) -> Chain:
-    """The chain that holds least, when ops may need no more than it leaves them; the search goes on with that cap."""
+def _fit_under_cap(search: _Search, over: Chain) -> Chain:
+    """The chain with the fewest held bytes, with transients capped until it fits; the search keeps that cap."""
     for _ in range(RETRIES):
         cap = search.budget_bytes - over.held_bytes
         if (
@@ -165,10 +172,10 @@ def _lower(search: _Search, over: Chain) -> Chain:
         if cap <= 0:
             return over
         capped = search.shardings.capped(cap)
-        leaner = chain_within(capped, over.price)
-        if leaner is None:
+        capped_chain = chain_under_cap(capped, over.price)
+        if capped_chain is None:
             return over
-        search.shardings, over = capped, leaner
+        search.shardings, over = capped, capped_chain
         search.chains.append(over)
         if search.fits(over):
             return over
@@ -176,7 +183,7 @@ def _lower(search: _Search, over: Chain) -> Chain:
 
 
 def _bracket(search: _Search, over: Chain, within: Chain, incumbent_s: float) -> None:
-    """Prices between a chain that is over the budget and one that fits, where the two cost the same."""
+    """Exact bracketing of the price, between a chain that is over the budget and one that fits."""
     for _ in range(RETRIES):
         if search.bound_s >= incumbent_s or within.held_bytes >= over.held_bytes:
             return

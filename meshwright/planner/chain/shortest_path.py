@@ -1,10 +1,9 @@
 """The cheapest chain at one price per byte: a shortest path over the layouts of the values alive between segments.
 
-What has been reached has one axis per alive value; a tied weight is alive from its first reader to its last. A segment
-adds its table over inputs, outputs and tied weights; what no later segment reads is minimised out. Of a tied weight,
-which its first reader pays for, later readers see the layout alone: of options with the same one the best goes on. On
-the way back the minimising options are found again, for the one combination that matters of each step. Which axes these
-are is the same at every price (`_Step`).
+The table of distances has one axis per alive value; a tied weight is alive from its first reader to its last. Each
+segment adds its own table over inputs, outputs and tied weights, and values that no later segment reads are minimised
+out. The first reader of a tied weight pays for it, so later readers see its layout alone: options of one layout are
+merged. The path is read backwards, which finds the minimising options again. Axes do not depend on the price (`_Step`).
 """
 
 from __future__ import annotations
@@ -25,9 +24,12 @@ from meshwright.select.problem import Floats
 
 
 @dataclass(frozen=True, slots=True)
-class _Laid:
-    """How an array is laid out over what a step decides and then what stays alive: its axes in `order`, in a shape that
-    broadcasts. picks: of some axes, the options that stand for all."""
+class _Axes:
+    """The transposition and reshape of a table to the axes of a step: values minimised out, then values kept alive.
+
+    order, shape: of the axes; the shape broadcasts.
+    picks: for some axes, the options that represent merged ones.
+    """
 
     order: tuple[int, ...]
     shape: tuple[int, ...]
@@ -39,7 +41,7 @@ class _Laid:
         return table.transpose(self.order).reshape(self.shape)
 
     def column(self, table: Floats, kept: Options) -> Floats:
-        """With these options of what stays alive."""
+        """The entries at these options of the values kept alive."""
         found = self.out(table)
         for one in reversed(kept):
             found = found[..., min(one, found.shape[-1] - 1)]
@@ -48,18 +50,22 @@ class _Laid:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One segment: how what was reached and the segment's table are laid out. dying: what is decided here, and how many
-    options it has. kept: what is alive afterwards. merged: of some of that, the options that later readers take for
-    the same."""
+    """One segment of the path.
 
-    reached: _Laid
-    table: _Laid
+    reached, table: axes of the distances before it, and of its own table.
+    dying: values minimised out here, with their numbers of options.
+    kept: values alive afterwards, with theirs.
+    merged: for some of these, groups of options that are equal to later readers.
+    """
+
+    reached: _Axes
+    table: _Axes
     dying: dict[str, int]
     kept: dict[str, int]
     merged: dict[str, list[list[int]]]
 
     def least(self, reached: Floats, table: Floats) -> Floats:
-        """Over what stays alive. All sums may be many: those of one option at a time of the first value decided."""
+        """Distances over the values kept alive; one option of the first dying value at a time, to save memory."""
         first, *others = self.dying.values() or (1,)
         found = np.full(tuple(self.kept.values()), np.inf)
         sums = np.empty((*others, *found.shape))
@@ -72,7 +78,7 @@ class _Step:
         return found
 
     def decided(self, reached: Floats, table: Floats, kept: Options) -> dict[str, int]:
-        """The best options of what is decided here, with these of what stays alive; of merged ones, too."""
+        """The best options of dying values and of merged groups, given options of the values kept alive."""
         free = [
             self.merged[name][one] if name in self.merged else [one] for name, one in zip(self.kept, kept, strict=True)
         ]
@@ -90,7 +96,7 @@ def walk(shardings: ShardingModel, price: float) -> tuple[float, list[Options]]:
 
 
 def least_cost(shardings: ShardingModel, price: float) -> float:
-    """The first of `walk`. Searches under other budgets ask for the same prices."""
+    """The cost of `walk`; remembered, since searches under other budgets ask for the same prices."""
     key = shardings.key(price)
     if key not in shardings.costs:
         shardings.costs[key] = float(_reached(shardings, price)[-1])
@@ -98,15 +104,15 @@ def least_cost(shardings: ShardingModel, price: float) -> float:
 
 
 def _reached(shardings: ShardingModel, price: float) -> list[Floats]:
-    """What is reached before every segment and after the last, over what is alive there."""
+    """Distances before every segment and after the last, over the values alive there."""
     found: list[Floats] = [np.zeros(())]
-    laid: dict[tuple[int, _Laid], Floats] = {}
+    aligned: dict[tuple[int, _Axes], Floats] = {}
     for index, step in enumerate(_steps(shardings)):
         table = shardings.solve(index, price).costs
         key = (id(table), step.table)
-        if key not in laid:
-            laid[key] = np.ascontiguousarray(step.table.out(table))
-        found.append(step.least(step.reached.out(found[-1]), laid[key]))
+        if key not in aligned:
+            aligned[key] = np.ascontiguousarray(step.table.out(table))
+        found.append(step.least(step.reached.out(found[-1]), aligned[key]))
         _check(shardings, index, found[-1])
     return found
 
@@ -119,11 +125,11 @@ def _check(shardings: ShardingModel, index: int, reached: Floats) -> None:
 
 def _steps(shardings: ShardingModel) -> list[_Step]:
     if not shardings.steps:
-        shardings.steps.extend(_made(shardings))
+        shardings.steps.extend(_planned_steps(shardings))
     return shardings.steps
 
 
-def _made(shardings: ShardingModel) -> list[_Step]:
+def _planned_steps(shardings: ShardingModel) -> list[_Step]:
     found: list[_Step] = []
     alive: tuple[str, ...] = ()
     widths: dict[str, int] = {}
@@ -142,35 +148,35 @@ def _made(shardings: ShardingModel) -> list[_Step]:
             )
         kept = {name: widths[name] for name in here if shardings.last_reader.get(name, -1) > index}
         dying = {name: widths[name] for name in sorted(here, key=lambda name: -widths[name]) if name not in kept}
-        table = _laid(names, dying, kept, merged)
+        table = _axes(names, dying, kept, merged)
         tied = [name for name in kept if name in names and name in shardings.uses and name not in merged]
-        new = {name: _alike(layouts[name]) for name in tied}
-        found.append(_Step(_laid(alive, dying, kept), table, dying, kept, new))
+        new = {name: _by_layout(layouts[name]) for name in tied}
+        found.append(_Step(_axes(alive, dying, kept), table, dying, kept, new))
         merged |= new
         widths |= {name: len(same) for name, same in new.items()}
         alive = tuple(kept)
     return found
 
 
-def _alike(layouts: Sequence[Layout]) -> list[list[int]]:
-    """Options of each layout."""
+def _by_layout(layouts: Sequence[Layout]) -> list[list[int]]:
+    """Options grouped by layout."""
     found: dict[Layout, list[int]] = {}
     for option, layout in enumerate(layouts):
         found.setdefault(layout, []).append(option)
     return list(found.values())
 
 
-def _laid(
+def _axes(
     names: Sequence[str],
     dying: dict[str, int],
     kept: dict[str, int],
     merged: Mapping[str, list[list[int]]] = MappingProxyType({}),
-) -> _Laid:
-    """names: of the axes of an array."""
+) -> _Axes:
+    """names: of the axes of a table."""
     axes = dying | kept
     shape = tuple(width if name in names else 1 for name, width in axes.items())
     picks = tuple((axis, tuple(same[0] for same in merged[name])) for axis, name in enumerate(names) if name in merged)
-    return _Laid(tuple(names.index(name) for name in axes if name in names), shape if dying else (1, *shape), picks)
+    return _Axes(tuple(names.index(name) for name in axes if name in names), shape if dying else (1, *shape), picks)
 
 
 def _path(shardings: ShardingModel, price: float, reached: list[Floats]) -> list[Options]:

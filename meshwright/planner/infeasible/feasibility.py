@@ -15,8 +15,8 @@ from meshwright.errors import PlanError
 from meshwright.pins.methods import FIXED, ORDERED
 from meshwright.pins.stages import PipelinePins
 from meshwright.plan import Plan
+from meshwright.planner.chain.chains import Chain
 from meshwright.planner.chain.lagrangian import ANY_PRICE, chain_at, memory_free_bound_s
-from meshwright.planner.chain.mix import Chain
 from meshwright.planner.effort import EXACT
 from meshwright.planner.infeasible.min_memory import MemoryNeeded, WorkBudget, needed_by
 from meshwright.planner.memory.by_method import refine_by

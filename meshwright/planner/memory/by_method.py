@@ -1,7 +1,7 @@
-"""Plans in which memory is saved in a way that has a name (`memory.methods`), pinned by `recompute=NAME`.
+"""Plans under a named rematerialisation method (`memory.methods`), pinned by `recompute=NAME`.
 
-Shardings first, as `sweep` finds them under several budgets, then each saves memory in that way; the fastest that
-fits. With `rotor` that is Colossal-Auto.
+Shardings are found first, under several budgets (`sweep_budgets`); the method is applied to each, and the fastest plan
+that fits is taken. With `rotor` that is Colossal-Auto.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from meshwright.capture.program import Program
 from meshwright.pins.methods import ORDERED
 from meshwright.plan import Plan
+from meshwright.planner.chain.chains import Chain
 from meshwright.planner.chain.lagrangian import ANY_PRICE, chain_at
-from meshwright.planner.chain.mix import Chain
 from meshwright.planner.memory.methods import fixed_ways
 from meshwright.planner.memory.nested_sharded import refine_nested
 from meshwright.planner.memory.options import RematOptions
@@ -29,8 +29,10 @@ def method_search(
     method: str,
     exactly: bool = True,
 ) -> Plan | None:
-    """The fastest that fits; where none of the sweep does, that of the shardings that hold least. exactly: as for
-    `solve_chain`."""
+    """The fastest plan that fits; where none of the sweep does, of the shardings with the fewest held bytes.
+
+    exactly: as for `solve_chain`.
+    """
 
     def refined(chain: Chain, shardings: ShardingModel) -> Plan | None:
         return refine_by(assemble(chain, shardings), program, budget_bytes, method)
@@ -45,7 +47,7 @@ def method_search(
 
 
 def refine_by(plan: Plan, program: Program, budget_bytes: int, method: str) -> Plan | None:
-    """The plan with its sharding as it is, saving memory in this way; None where that does not fit."""
+    """The plan with the same sharding under this method; None where it does not fit."""
     if plan.predicted.static_bytes > budget_bytes:
         return None
     ways = RematOptions.of(plan, program, ())

@@ -1,7 +1,7 @@
-"""A plan made to fit: with the sharding as it is, what every instance keeps, recomputes, chunks and offloads.
+"""Rematerialisation of a fixed sharding: what every instance keeps, recomputes, chunks and offloads within a budget.
 
-Per distinct sharded segment its curve (`curve`), for the last one its chunks as well; then `chain` over all
-instances. On one device, where there is nothing to shard, that is the whole plan (`plan.one_device_plan`).
+Each distinct sharded segment has a Pareto frontier of points (`remat.curve`), the last one with its chunks as well.
+`solve_instances` then chooses a point for every instance. On one device that is the whole plan.
 """
 
 from __future__ import annotations
@@ -39,11 +39,14 @@ from meshwright.remat.way import cut_way
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """What may be chosen for a plan. options: per instance, shared objects where instances are alike.
+    """The rematerialisation points that a plan may choose from.
 
-    static_bytes: in memory all the time: parameters, optimizer, batch, common values. gradients: per instance, of the
-    parameters that no later one has; step_s: the optimizer. away: ways that offload, where the link is known. fused:
-    the pairs will be compiled.
+    options: of each instance; alike instances share the object.
+    gradients: bytes per instance, of the parameters that no later one has.
+    static_bytes: in memory during the whole step: parameters, optimizer, batch, shared values.
+    step_s: seconds of the optimizer.
+    offload_options: of each instance, points that offload; empty where the link to the host is not known.
+    fused: the pairs of forward and backward will be compiled.
     """
 
     plan: Plan
@@ -52,7 +55,7 @@ class Curves:
     gradients: tuple[int, ...]
     static_bytes: int
     step_s: float
-    away: tuple[tuple[RematPoint, ...], ...] = ()
+    offload_options: tuple[tuple[RematPoint, ...], ...] = ()
     fused: bool = False
 
     def instances(self) -> list[Instance]:
@@ -69,10 +72,10 @@ class Curves:
         return max(peak_of(chosen, [0] * len(chosen), self.static_bytes), self.static_bytes + sum(self.gradients))
 
     def priced(self, index: int, choice: Choice) -> RematPoint:
-        """The way of this instance that a Choice asks for. Raises PlanError where it has none of so many chunks."""
-        wanted = (choice.recompute, choice.keep, choice.chunks, choice.offload)
-        for kept in (*self.options[index], *(self.away[index] if self.away else ())):
-            if (kept.recompute, kept.keep, kept.chunks, kept.offload) == wanted:
+        """The point of this instance that a Choice names. Raises PlanError where it has none of so many chunks."""
+        key = (choice.recompute, choice.keep, choice.chunks, choice.offload)
+        for kept in (*self.options[index], *(self.offload_options[index] if self.offload_options else ())):
+            if (kept.recompute, kept.keep, kept.chunks, kept.offload) == key:
                 return kept
         if choice.chunks == 1 and not choice.offload:
             return self._measured(index, choice)
@@ -84,17 +87,21 @@ class Curves:
         )
 
     def _measured(self, index: int, choice: Choice) -> RematPoint:
-        """A way that is no point of the curve."""
+        """A point that is not on the frontier."""
         device = self.plan.mesh.device
         joint = traced_for(device)(sharded_segments(self.program, self.plan)[index])
         return cut_way(joint, NodeCosts(device, self.fused, self.plan.mesh), choice.recompute, choice.keep)
 
     def fixed(self, method: str) -> list[RematPoint]:
-        """What a method whose ways do not depend on the limit does with every instance."""
+        """The point of every instance under a method that does not depend on the limit."""
         return fixed_ways(self.program, self.plan, self.options, method, self.fused)
 
     def within(self, budget_bytes: int | None, method: str = "auto") -> Plan:
-        """The fastest plan inside the budget; the method is one of `METHODS`. Raises PlanError that names the least."""
+        """The fastest plan within the budget. Raises PlanError with the fewest bytes that would do.
+
+        budget_bytes: None is all usable memory of the device.
+        method: one of `METHODS`.
+        """
         check_method(f"method {method!r}", method)
         budget = budget_bytes if budget_bytes is not None else self.plan.mesh.device.usable_bytes
         found = self.find(budget, budget_bytes, method)
@@ -103,15 +110,19 @@ class Curves:
         return found
 
     def find(self, budget: int, budget_bytes: int | None, method: str, nest: bool = True) -> Plan | None:
-        """The fastest plan inside the budget, if any; budget_bytes: what was asked for. nest: where the method does not
-        say, segments may run forward more than once."""
+        """The fastest plan within the budget; None where there is none.
+
+        budget: in bytes.
+        budget_bytes: the user's limit, for the plan.
+        nest: with method auto, segments may run forward more than once.
+        """
         if method in FIXED:
             return self._fixed(method, budget, budget_bytes)
         fits = self.static_bytes + sum(self.gradients) <= budget
         flatly = fits and method not in ORDERED
         found = solve_instances(self.instances(), budget, self.static_bytes) if flatly else None
         flat = with_chosen(self, found, budget_bytes) if found else None
-        if fits and method == "auto" and self.away and (found is None or found.seconds > self.fastest_s):
+        if fits and method == "auto" and self.offload_options and (found is None or found.seconds > self.fastest_s):
             flat, found = self._offloading(budget, budget_bytes, flat, found)
         if fits and (method in ORDERED or (nest and method == "auto" and self._may_nest(found))):
             room = budget - self.static_bytes
@@ -123,7 +134,7 @@ class Curves:
         return flat
 
     def refusal(self, method: str, budget: int) -> NoRoomError:
-        """Why there is no plan inside the budget, and the least that has one."""
+        """Why no plan is within the budget, and the smallest budget that has one."""
         if method in FIXED:
             return _too_much(method, self.peak_of(self.fixed(method)), budget, self.plan)
         if method == "sqrt":
@@ -135,7 +146,11 @@ class Curves:
     def written(
         self, picked: Sequence[RematPoint], budget_bytes: int | None, slower_s: float, order: tuple[str, ...] = ()
     ) -> Plan:
-        """The plan that runs so. slower_s: than a bound on all plans."""
+        """The plan with these points, and its gap.
+
+        slower_s: seconds above a bound on all plans, per micro-batch.
+        order: steps of a nested order.
+        """
         plan = replace(with_kept(self.plan, picked), memory_bytes=budget_bytes, order=order, compile=self.fused)
         plan = predicted(plan, self.program)
         step_s = plan.predicted.step_s
@@ -153,33 +168,36 @@ class Curves:
     def _offloading(
         self, budget: int, given: int | None, flat: Plan | None, found: Chosen | None
     ) -> tuple[Plan | None, Chosen | None]:
-        """The fastest where values may wait on the host."""
-        for wider in self.wider():
-            chosen = solve_instances(wider.instances(), budget, wider.static_bytes)
+        """The fastest plan with offloading, if it is faster than the one found."""
+        for curves in self.with_offload():
+            chosen = solve_instances(curves.instances(), budget, curves.static_bytes)
             if chosen is not None and (found is None or chosen.seconds < found.seconds):
-                flat, found = with_chosen(wider, chosen, given), chosen
+                flat, found = with_chosen(curves, chosen, given), chosen
         return flat, found
 
-    def wider(self) -> Iterator[Curves]:
-        """With ways that offload, and room for the largest value that is on its way."""
-        if not self.away:
+    def with_offload(self) -> Iterator[Curves]:
+        """The curves with points that offload, and static room for the largest value in transfer."""
+        if not self.offload_options:
             return
-        sizes = sorted({kept.offloaded_bytes for ways in self.away for kept in ways})
+        sizes = sorted({kept.offloaded_bytes for ways in self.offload_options for kept in ways})
         for aside in dict.fromkeys((sizes[-1], sizes[len(sizes) // 2])) if sizes else ():
             options = tuple(
                 (*ways, *(kept for kept in more if kept.offloaded_bytes <= aside))
-                for ways, more in zip(self.options, self.away, strict=True)
+                for ways, more in zip(self.options, self.offload_options, strict=True)
             )
             yield replace(self, options=options, static_bytes=self.static_bytes + aside)
 
     def least(self, method: str = "auto", refused: int = 0) -> SmallestBudgets:
-        """Small budgets that have a plan. refused: one that was found to have none. Of many segments orders that run
-        them forward more than once are not searched for the least of theirs, unless they are asked for."""
+        """The smallest budgets that have a plan.
+
+        refused: a budget in bytes that has none.
+        With many segments nested orders are not searched for their smallest budget unless `method` names them.
+        """
         flat, static, segments = self.least_bytes, self.static_bytes, len(self.options)
-        away = min((wider.least_bytes for wider in self.wider()), default=flat)
+        offloading = min((curves.least_bytes for curves in self.with_offload()), default=flat)
         low = max(0, refused - static, sum(self.gradients) - 1)
         if method == "flat" or (method == "auto" and (segments > EXACT or low >= flat - static)):
-            return SmallestBudgets(flat, away, flat if method == "flat" else min(flat, away))
+            return SmallestBudgets(flat, offloading, flat if method == "flat" else min(flat, offloading))
         chained, order = self.chained(), "nested" if method == "auto" else method
 
         def fits(room: int) -> bool:
@@ -187,30 +205,29 @@ class Curves:
             return flatly or order_by(chained, order, room) is not None
 
         nested = static + smallest_budget(fits, low, max(low + 1, flat - static), segments)
-        return SmallestBudgets(flat, away, min(nested, away) if method == "auto" else nested)
+        return SmallestBudgets(flat, offloading, min(nested, offloading) if method == "auto" else nested)
 
     def _chen_bytes(self) -> int:
         order = order_by(self.chained(), "sqrt", 0)
         return self.static_bytes + max(order.peak_bytes if order else 0, sum(self.gradients))
 
     def chained(self) -> Chained:
-        """What a nested order is made of."""
+        """The chain for a search of nested orders."""
         traced = traced_for(self.plan.mesh.device)
         return Chained.of(self.program, self.plan, self.options, self.gradients, traced)
 
     @property
     def fastest_s(self) -> float:
-        """Forward and backward with all the memory they want."""
+        """Seconds of forward and backward with unlimited memory."""
         return sum(min(kept.seconds for kept in options) for options in self.options)
 
     def _may_nest(self, found: Chosen | None) -> bool:
-        """Whether running segments forward more than once could be worth its search: nothing else fits, or that makes
-        much again."""
+        """Whether a nested order is worth its search: nothing else fits, or what fits recomputes much."""
         return found is None or (len(self.options) <= MOST_UNITS and found.seconds > (1 + NEAR) * self.fastest_s)
 
 
 def _too_much(method: str, peak: int, budget: int, plan: Plan) -> NoRoomError:
-    """Of a method that has one size."""
+    """The refusal of a method that needs one fixed amount of memory."""
     return NoRoomError(
         f"{method} takes more than {show_bytes(budget)} on one device ({plan.mesh.device.name})",
         f"at least {peak:,} bytes ({show_enough(peak)})",
@@ -233,8 +250,13 @@ def curves(
     copies: Copies | None = None,
     chunks: tuple[int, ...] = CHUNKS,
 ) -> Curves:
-    """`fused`: the pairs will be compiled. The device's kind says whose kernels run. copies: to and from the host's
-    memory; the device's own if not given. chunks: in which backwards of inner segments may run."""
+    """The Pareto frontiers of a plan's segments.
+
+    device: its kind decides which kernels run.
+    fused: the pairs of forward and backward will be compiled.
+    copies: bandwidths to and from the host's memory; the device's own if not given.
+    chunks: numbers of chunks in which the backward of an inner segment may run.
+    """
     costs = NodeCosts(device, fused, plan.mesh)
     traced = traced_for(device)
     segments = sharded_segments(program, plan)
@@ -257,19 +279,19 @@ def curves(
         options.append(made[id(graph), last, given[index]])
     static, gradients = static_bytes(plan, program)
     copies = copies or copies_of(device)
-    away = _away(program, segments, options, traced, copies) if copies else ()
+    offload_options = _offload_options(program, segments, options, traced, copies) if copies else ()
     step_s = sum(piece.point.step_s for piece in stage_pieces(plan, program, 0))
-    return Curves(plan, program, tuple(options), tuple(gradients), static, step_s, away, fused)
+    return Curves(plan, program, tuple(options), tuple(gradients), static, step_s, offload_options, fused)
 
 
-def _away(
+def _offload_options(
     program: Program,
     segments: Sequence[SegmentGraph],
     options: list[tuple[RematPoint, ...]],
     traced: Tracer,
     copies: Copies,
 ) -> tuple[tuple[RematPoint, ...], ...]:
-    """Per instance, its ways with some values on the host; what two segments keep stays."""
+    """Of each instance, its points with some saved values on the host; a value that two segments keep stays."""
     shared: set[str] = set()
     for segment, graph, ways in zip(program.segments, segments, options, strict=True):
         pairs = zip(segment.outputs, graph.outputs, strict=True)
@@ -290,7 +312,7 @@ def _away(
 def _held_outputs(
     program: Program, segments: Sequence[SegmentGraph], first: dict[int, tuple[RematPoint, ...]], graph: SegmentGraph
 ) -> tuple[str, ...]:
-    """Outputs that the next segment keeps whatever it does, after each instance of this graph."""
+    """Outputs that the next segment keeps under every point, after each instance of this graph."""
     found = set(graph.outputs)
     for index, other in enumerate(segments):
         if other is not graph:
@@ -308,8 +330,10 @@ def _held_outputs(
 def _held_inputs(
     program: Program, segments: Sequence[SegmentGraph], first: dict[int, tuple[RematPoint, ...]]
 ) -> list[tuple[str, ...]]:
-    """Per instance, inputs that one before it keeps whatever it does, and so until after this one's backward: an
-    encoder's output, which every decoder layer reads, is in memory once."""
+    """Of each instance, inputs that an earlier one keeps under every point, so until after this one's backward.
+
+    An encoder's output, which every decoder layer reads, is in memory once.
+    """
     found: list[tuple[str, ...]] = []
     kept: set[str] = set()
     for segment, graph in zip(program.segments, segments, strict=True):

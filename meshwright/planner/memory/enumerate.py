@@ -1,7 +1,7 @@
-"""Every way to run a sharding of a tiny program: what each segment keeps, recomputes and chunks, in all combinations.
+"""Enumeration of the rematerialisations of a tiny sharded program: all combinations of the segments' points.
 
-A step is priced before its bytes are, so combinations are predicted in the order of their steps: the first that fits is
-the fastest. Nested orders, which run segments forward more than once, are not tried, but bounded.
+A step is priced before its bytes are, so combinations are predicted by rising step: the first that fits is the fastest.
+Nested orders, which run segments forward more than once, are bounded, not enumerated.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from meshwright.remat.way import cut_way
 def fastest_fitting(
     plan: Plan, program: Program, budget_bytes: int, limit_s: float, most: int, flat: bool
 ) -> tuple[Plan | None, float]:
-    """(the fastest plan of a sharding that fits, None where none is faster than a limit; a bound on all of its plans,
-    infinite where all are slower than the limit).
+    """(the fastest plan of a sharding that fits, None where none is faster than the limit; a lower bound in seconds on
+    all of its plans, infinite where all are slower than the limit).
 
     plan: everything kept.
-    limit_s: slower plans are not looked at.
+    limit_s: slower plans are ignored, in seconds.
     most: combinations above which TooManyError is raised, as it is where values may wait on the host.
     flat: every segment runs forward once, and nothing waits on the host.
     """
     ways = RematOptions.of(plan, program, ())
-    if ways.curves.away and not flat:
+    if ways.curves.offload_options and not flat:
         raise TooManyError
     every, micro = _every_way(plan, program, most), plan.microbatches
     ways = replace(ways, curves=replace(ways.curves, options=every))
@@ -64,7 +64,7 @@ def _by_step(
     room_bytes: int,
     limit_s: float,
 ) -> list[tuple[float, tuple[RematPoint, ...]]]:
-    """Combinations that take less than a limit and may fit, the fastest first."""
+    """Combinations below the limit that may fit, the fastest first."""
     found = []
     for picked, taken in zip(product(*every), product(*points), strict=True):
         if _least_bytes(taken) <= room_bytes:
@@ -73,21 +73,24 @@ def _by_step(
 
 
 def _least_bytes(points: Sequence[FrontierPoint]) -> int:
-    """No fewer are in use besides weights and optimizer states; gradients, and what waits for the lane, come on top."""
+    """Lower bound on the peak besides weights and optimizer states; gradients and prefetched weights come on top."""
     held = accumulate(point.resident_bytes for point in points)
     return max(size + point.transient_bytes for size, point in zip(held, points, strict=True))
 
 
 def _nested_s(points: Sequence[FrontierPoint], microbatches: int) -> float:
-    """What no nested order is faster than: the step as it is, and all compute with the shortest forward once more. The
-    last segment runs forward once in any order. points: everything kept."""
+    """Lower bound on nested orders: the step with everything kept, and all compute with the shortest forward once more.
+    The last segment runs forward once in any order.
+
+    points: everything kept.
+    """
     gather_per_use_s = min((point.forward_s for point in points[:-1]), default=inf)
     each_s = sum(point.forward_s + point.backward_s for point in points) + gather_per_use_s
     return max(overlapped(points, microbatches), microbatches * each_s + sum(point.step_s for point in points))
 
 
 def _every_way(plan: Plan, program: Program, most: int) -> tuple[tuple[RematPoint, ...], ...]:
-    """Of each segment, that which keeps all first."""
+    """The points of each segment, the one that keeps everything first."""
     device = plan.mesh.device
     costs, traced = NodeCosts(device, plan.compile, plan.mesh), traced_for(device)
     found = []
@@ -101,7 +104,7 @@ def _every_way(plan: Plan, program: Program, most: int) -> tuple[tuple[RematPoin
 def _of_segment(
     plan: Plan, program: Program, index: int, graph: SegmentGraph, costs: NodeCosts, traced: Tracer, most: int
 ) -> Iterator[RematPoint]:
-    """What it shares with its neighbours is theirs to hold: its bytes are the fewest there may be."""
+    """Points of one segment. Tensors shared with neighbours are not counted, so that bytes are lower bounds."""
     joint = traced(graph)
     held = (*graph.outputs, *(label(value.name) for value in graph.inputs))
     whole = [cut_way(joint, costs, recompute, keep, held) for recompute, keep in _every_cut(joint, most)]
@@ -113,7 +116,7 @@ def _of_segment(
 
 
 def _every_cut(joint: Joint, most: int) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """(what is recomputed, what is kept besides) for every set of values that forward can hand to backward."""
+    """(recomputed values, additionally kept values) for every set of values that forward can save."""
     standard = [joint.names[node] for node in read_by_backward(joint)]
     anyway = in_memory_anyway(joint)
     names = [name for name in dict.fromkeys(joint.names.values()) if name not in anyway]

@@ -1,12 +1,12 @@
-"""The known ways to save memory by their names: what each of them keeps of a plan's segments, in which order it runs.
+"""Named rematerialisation methods: what each saves of a plan's segments, and the order in which they run.
 
 keep        all that autograd keeps
 full        every segment keeps what it is given, the last one all
 selective   products, convolutions and attention are kept
 sqrt        Chen's: as many checkpoints as segments between two; each segment but those of the last group runs twice
 rotor       Rotor as published: nested, a segment keeps all or nothing
-flat        any of the ways of a segment's curve, every segment forward once
-nested      any of them, in a nested order
+flat        any point of a segment's frontier, every segment forward once
+nested      any point, in a nested order
 auto        the fastest of flat, nested and offloading
 """
 
@@ -36,14 +36,18 @@ KEPT_WHERE_SELECTIVE = (*PRODUCTS, "aten.convolution", "aten._scaled_dot_product
 
 
 def all_kept(options: Sequence[Sequence[RematPoint]]) -> list[RematPoint]:
-    """Of every segment, in one piece, what takes no more time than it must."""
+    """The fastest point of every segment in one chunk."""
     return [min(_whole(ways), key=lambda kept: (kept.seconds, kept.resident_bytes)) for ways in options]
 
 
 def fixed_ways(
     program: Program, plan: Plan, options: Sequence[Sequence[RematPoint]], method: str, fused: bool = False
 ) -> list[RematPoint]:
-    """What one of `FIXED` does with every segment. options: their curves; fused: the pairs will be compiled."""
+    """The point of every segment under one of `FIXED`.
+
+    options: the segments' frontiers.
+    fused: the pairs of forward and backward will be compiled.
+    """
     kept = all_kept(options)
     if method == "keep":
         return kept
@@ -60,7 +64,7 @@ def fixed_ways(
 
 
 def least_kept(ways: Sequence[RematPoint]) -> RematPoint:
-    """What a segment keeps under `full`: the fewest bytes, in one piece."""
+    """A segment's point under `full`: the fewest bytes, in one chunk."""
     return min(_whole(ways), key=lambda one: (one.resident_bytes, one.seconds))
 
 
@@ -81,7 +85,7 @@ def selective_way(joint: Joint, costs: NodeCosts) -> RematPoint:
 
 
 def order_by(chained: Chained, method: str, room_bytes: int) -> Nested | None:
-    """The order of one of `ORDERED`; None where none fits. Chen's has one size: it is found whether it fits or not."""
+    """The order of one of `ORDERED`; None where none fits. Chen's has one size and is returned even if it does not."""
     if method == "nested":
         return nested_order(chained, room_bytes)
     kept = all_kept(chained.ways)
@@ -96,7 +100,7 @@ def order_by(chained: Chained, method: str, room_bytes: int) -> Nested | None:
 
 
 def chen(segments: int) -> list[Move]:
-    """Checkpoints every so many segments that there are as many between two; the last group is kept at once."""
+    """Chen's order: the square root of the segments between two checkpoints; the last group is kept at once."""
     width = max(1, isqrt(segments))
     starts = list(range(0, segments, width))
     moves = [Move("pass", k) for k in range(starts[-1])]

@@ -1,8 +1,8 @@
 """Nested orders for a plan on one device: Rotor over the chain, each segment saving in any of the ways of its curve.
 
-Where even the segments' inputs are too much to keep, segments run forward more than once (`schedule.nested`). Rotor's
-programme finds the order; what it holds is then played step by step, with the peaks of the traced pairs, and the
-fastest that fits is taken. Nothing runs twice that must not.
+Where even the segments' inputs take too much memory, segments run forward more than once (`schedule.nested`). Rotor's
+dynamic programme finds the order; its memory is then played step by step, with the peaks of the traced pairs, and the
+fastest order that fits is taken.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from meshwright.remat.curve import RematPoint
 
 
 def nested_order(chained: Chained, room_bytes: int) -> Nested | None:
-    """The fastest found that takes no more than `room_bytes` besides what is always there; None where none does. Rotor
-    rounds up and counts some values twice, so that it is told of more room, halfway to what was too much."""
+    """The fastest order found within a budget; None where none fits. Rotor rounds up and counts some values twice, so
+    the budget it is given is bisected.
+
+    room_bytes: the budget without static bytes.
+    """
     links = links_of(chained)
     low, high, best = 0, 2 * room_bytes, None
     for _ in range(RETRIES):
@@ -39,7 +42,7 @@ def _played(chained: Chained, order: Order) -> Nested:
 
 
 def links_of(chained: Chained) -> list[Link]:
-    """As Rotor takes them."""
+    """The chain as Rotor takes it."""
     found = []
     for index, (segment, ways) in enumerate(zip(chained.program.segments, chained.ways, strict=True)):
         output = chained.bytes_of(segment.outputs)

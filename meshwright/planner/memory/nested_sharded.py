@@ -1,8 +1,7 @@
-"""Nested orders of plans on several devices: segments that run forward more than once, their gathers and collectives
-paid for each time.
+"""Nested orders of plans on several devices: segments run forward more than once, gathers and collectives each time.
 
-A segment's figures are its point's: what it communicates is in its forward and backward. What is gathered at each use
-is waited for at each run, since a nested list gathers right before it; gradients are reduced during compute as ever.
+A segment's forward and backward include its communication. Weights gathered at each use are waited for at each run,
+since a nested order gathers right before it; gradient reductions overlap compute.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from meshwright.remat.traced import traced_for
 def refine_nested(
     plan: Plan, program: Program, ways: RematOptions, budget_bytes: int, method: str = "nested"
 ) -> Plan | None:
-    """The plan with its sharding as it is, in the order of one of `methods.ORDERED`; None where that does not fit."""
+    """The plan with the same sharding in the order of one of `methods.ORDERED`; None where it does not fit."""
     chained = _chained(plan, program, ways)
     room = budget_bytes - ways.static_bytes - pending_grad_bytes(ways.points, plan.microbatches)
     found = order_by(chained, method, room) if room > 0 else None
@@ -43,7 +42,7 @@ def refine_nested(
 
 
 def _gather_s(plan: Plan, index: int, point: FrontierPoint) -> float:
-    """Of one run; a point counts those of a step that runs every segment once."""
+    """Seconds of the gather before one run; a point counts all of a step that runs every segment once."""
     uses = chain_uses((index,), len(plan.segments), plan.microbatches, (index,) if point.lookup else ())
     return point.gather_per_use_s / round(2 * plan.microbatches * uses)
 
@@ -54,7 +53,7 @@ def _whole(ways: RematOptions) -> list[list[RematPoint]]:
 
 
 def _chained(plan: Plan, program: Program, ways: RematOptions) -> Chained:
-    """What an order is made of; every run of a segment with the gather before it."""
+    """The chain for a search of orders; every run of a segment includes the gather before it."""
     options = []
     for index, kept in enumerate(_whole(ways)):
         point = ways.points[index]

@@ -1,7 +1,7 @@
-"""Optimizer state and weights on the host, where the pin `offload=auto` leaves that to the planner.
+"""Offloading of optimizer state and weights to the host, under the pin `offload=auto`.
 
-On one device a few fractions are tried wherever memory makes a step slower, the fastest that fits is taken. On several,
-all of it is tried where nothing else fits. Only devices whose link to the host is known are planned so.
+On one device a few fractions are tried where memory makes a step slower, and the fastest that fits is taken. On several
+devices all of it is tried where nothing else fits. The bandwidth to the host must be known.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OFFLOADING = ("optimizer", "weights")
 
 
 def check_may_offload(cluster: Cluster) -> None:
-    """The planner chooses what the host holds where it knows what copies cost."""
+    """Raises PlanError where `offload=auto` is impossible."""
     if not can_offload(cluster):
         raise no_link(next(one for one in cluster.devices if not has_host_link(one)))
 
@@ -38,14 +38,18 @@ def has_host_link(device: Device) -> bool:
 
 
 def tried(kind: str, missing: int, held: int) -> list[Offload]:
-    """What is tried on one device, of so many bytes that the host could hold. missing: so many would do to keep all."""
+    """The fractions to try on one device.
+
+    missing: bytes above the budget with everything kept.
+    held: bytes that the host could hold.
+    """
     enough = min(1.0, (1 + NEAR) * missing / max(1, held))
     fractions = {1.0, 1 / 2, enough, *([enough / 2] if kind == "optimizer" else [])}
     return [Offload(kind, fraction) for fraction in sorted(fractions) if fraction > 0]
 
 
 def offloading(setting: Setting, program: Program, cluster: Cluster, offload: Offload) -> Setting:
-    """The setting with so much on the host. Raises PlanError where a device's link to its host is not known."""
+    """The setting with this offloading. Raises PlanError where a device's link to its host is not known."""
     for device in cluster.devices:
         if state_copies(device) is None:
             raise no_link(device)

@@ -1,7 +1,7 @@
-"""A plan's FrontierPoints, made from the plan alone: op by op on the unfolded program.
+"""A plan's FrontierPoints, priced from the plan alone: op by op on the unfolded program.
 
-What recomputing adds is counted on the traced pairs: the seconds of the chosen cut, less those of the cut that keeps
-all, the bytes that it keeps, and the peaks of its halves.
+Rematerialisation is priced on the traced pairs: the seconds of the chosen cut less those of the cut that keeps
+everything, the bytes that it saves, and the peaks of its forward and backward.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from meshwright.remat.inner import CHUNKS
 
 
 def plan_points(plan: Plan, program: Program) -> list[FrontierPoint]:
-    """What every segment costs under the plan, each run forward once; `ordered` says what an order adds."""
+    """The cost of every segment under the plan, run forward once; `ordered` adds that of a nested order."""
     if not plan.recomputes:
         return keeping_all(plan, program)
     found = RematOptions.of(plan, program)
@@ -29,14 +29,19 @@ def plan_points(plan: Plan, program: Program) -> list[FrontierPoint]:
 
 
 def keeping_all(plan: Plan, program: Program) -> list[FrontierPoint]:
-    """As if every segment kept what autograd keeps."""
+    """The costs with everything kept that autograd saves."""
     return [piece.point for piece in stage_pieces(plan, program, 0)]
 
 
 @dataclass(frozen=True, slots=True)
 class RematOptions:
-    """What each segment of a sharded plan may keep, and its point when it does. gathered: bytes of weights besides.
-    traced: where seconds are those of traced pairs, the segments' prices."""
+    """The rematerialisation points of a sharded plan.
+
+    points: of each segment with everything kept.
+    gathered: bytes of each segment's gathered weights.
+    gradients: bytes per segment that its backward adds until the step.
+    traced: the segments' prices, where seconds are those of traced pairs.
+    """
 
     points: list[FrontierPoint]
     gathered: list[int]
@@ -46,7 +51,7 @@ class RematOptions:
 
     @classmethod
     def of(cls, plan: Plan, program: Program, chunks: tuple[int, ...] = CHUNKS) -> RematOptions:
-        """chunks: in which backwards of inner segments may run."""
+        """chunks: numbers of chunks in which the backward of an inner segment may run."""
         every = range(len(program.segments))
         kept = with_choices(plan, [bare(plan.choice(i)) for i in every])
         pieces = stage_pieces(kept, program, 0)
@@ -56,11 +61,11 @@ class RematOptions:
         return cls(points, gathered, found, tuple(made), pieces if is_traced(plan) else None)
 
     def picked(self, plan: Plan) -> list[RematPoint]:
-        """The ways that a plan's choices name."""
+        """The points that a plan's choices name."""
         return [self.curves.priced(index, plan.choice(index)) for index in range(len(self.points))]
 
     def predicted(self, picked: Sequence[RematPoint], microbatches: int) -> Prediction:
-        """Of a plan that runs so, every segment forward once; with room for the largest value that leaves."""
+        """The prediction with these points, every segment forward once, with room for the largest offloaded value."""
         points = [self.point(index, kept) for index, kept in enumerate(picked)]
         found = quick_prediction(points, microbatches, True, self.gradients)
         aside = max(kept.offloaded_bytes for kept in picked)
@@ -71,7 +76,7 @@ class RematOptions:
         return sum(point.static_bytes for point in self.points) - sum(self.gradients)
 
     def with_weights(self, index: int, kept: RematPoint) -> RematPoint:
-        """The same with the gathered weights among its transients."""
+        """The point with gathered weights among its transients."""
         more = self.gathered[index]
         return replace(
             kept,

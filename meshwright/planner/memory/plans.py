@@ -1,4 +1,4 @@
-"""Plans by what their instances keep; on one device, where there is nothing to shard, the plan to begin with."""
+"""Plans with given rematerialisation points, and the initial plan on one device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meshwright.remat.curve import RematPoint
 
 
 def with_kept(plan: Plan, picked: Sequence[RematPoint]) -> Plan:
-    """The plan with what each instance keeps; its prediction is not touched."""
+    """The plan with the point of each instance; its prediction is not updated."""
     return with_choices(
         plan,
         [
@@ -41,8 +41,10 @@ def one_device_plan(
     offload: str = "",
     offloaded: frozenset[str] | None = None,
 ) -> Plan:
-    """Everything whole on a mesh of one device, all kept; its prediction is yet to come (`curves.curves`). offload,
-    offloaded: as a Setting has them; a weight on the host comes for each use."""
+    """Everything whole and kept on a mesh of one device, without a prediction.
+
+    offload, offloaded: as in a Setting; a weight on the host is fetched for each use.
+    """
     whole = str(invariant(mesh))
     none = ",".join("-" for _ in mesh.axes)
     setting = Setting(optimizer, precision, offload=offload, offloaded=offloaded)

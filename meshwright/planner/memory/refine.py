@@ -1,4 +1,4 @@
-"""A sharding made to fit: what each instance keeps, recomputes and chunks, chosen exactly on its traced pairs."""
+"""Rematerialisation of a sharded plan: the optimal choice per instance, on traced pairs of forward and backward."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Options = Sequence[Sequence[RematPoint]]
 
 @dataclass(frozen=True, slots=True)
 class FittedRemat:
-    """One way per instance, and the step that makes."""
+    """One point per instance, and the prediction of the step."""
 
     picked: list[RematPoint]
     predicted: Prediction
@@ -33,8 +33,11 @@ class FittedRemat:
 def refine(
     plan: Plan, program: Program, budget_bytes: int, chunks: tuple[int, ...] = CHUNKS, flat: bool = False
 ) -> Plan | None:
-    """The plan with its sharding as it is, recomputing what it must to fit; None where even that does not fit. chunks:
-    in which backwards of inner segments may run; each has to be traced. flat: nothing waits on the host."""
+    """The plan with the same sharding and the fastest rematerialisation within the budget; None where none fits.
+
+    chunks: numbers of chunks in which the backward of an inner segment may run; each has to be traced.
+    flat: nothing is offloaded.
+    """
     if plan.predicted.static_bytes > budget_bytes:
         return None
     ways = RematOptions.of(plan, program, chunks)
@@ -44,40 +47,42 @@ def refine(
 def refine_ways(
     plan: Plan, program: Program, ways: RematOptions, budget_bytes: int, options: Options | None = None
 ) -> Plan | None:
-    """`refine`, with these ways to run the segments. options: what each may do, all of its ways unless given; values
-    may wait on the host then, where the device's link to it is known."""
+    """`refine` with points that are known already.
+
+    options: the points of each segment; None allows all, and offloading where the link to the host is known.
+    """
     found = fit_ways(plan, ways, budget_bytes, options)
     return found.written(plan, program) if found else None
 
 
 def fit_ways(plan: Plan, ways: RematOptions, budget_bytes: int, options: Options | None = None) -> FittedRemat | None:
-    """`refine_ways`, not in writing."""
+    """`refine_ways` without the plan."""
     best: FittedRemat | None = None
-    for late in _lates(plan, ways, options):
+    for pending in _pending_estimates(plan, ways, options):
         for _ in range(RETRIES):  # with the gradients that really wait: those of longer backwards are fewer
-            picked = _picked(ways, budget_bytes - late, options)
+            picked = _fastest_within(ways, budget_bytes - pending, options)
             predicted = ways.predicted(picked, plan.microbatches) if picked else None
             if picked is None or predicted is None or predicted.peak_bytes > budget_bytes:
                 break
             if best is None or predicted.step_s < best.predicted.step_s:
                 best = FittedRemat(picked, predicted)
             fewer = pending_grad_bytes([ways.point(i, kept) for i, kept in enumerate(picked)], plan.microbatches)
-            if fewer >= late:
+            if fewer >= pending:
                 break
-            late = fewer
+            pending = fewer
         if best is not None:
             return best
     return None
 
 
-def fit_as(
+def fit_given(
     plan: Plan, ways: RematOptions, budget_bytes: int, options: Options, points: Sequence[FrontierPoint]
 ) -> FittedRemat | None:
-    """With what these points keep, of these options; None where that does not fit."""
+    """The options that keep the same as these points; None where they do not fit."""
     picked = []
     for offered, point in zip(options, points, strict=True):
-        wanted = (point.choice.recompute, point.choice.keep, point.choice.chunks)
-        same = [kept for kept in offered if (kept.recompute, kept.keep, kept.chunks) == wanted and not kept.offload]
+        key = (point.choice.recompute, point.choice.keep, point.choice.chunks)
+        same = [kept for kept in offered if (kept.recompute, kept.keep, kept.chunks) == key and not kept.offload]
         if not same:
             return None
         picked.append(same[0])
@@ -85,9 +90,9 @@ def fit_as(
     return FittedRemat(picked, predicted) if predicted.peak_bytes <= budget_bytes else None
 
 
-def _lates(plan: Plan, ways: RematOptions, options: Options | None) -> Iterator[int]:
-    """What waits for its reduction where all is kept, and where as much as can be is recomputed."""
-    found = late_of(ways, plan.microbatches)
+def _pending_estimates(plan: Plan, ways: RematOptions, options: Options | None) -> Iterator[int]:
+    """Bytes of pending gradients with everything kept, and with as much as possible recomputed."""
+    found = pending_bytes(ways, plan.microbatches)
     yield found
     if found:
         offered = ways.curves.options if options is None else options
@@ -97,34 +102,36 @@ def _lates(plan: Plan, ways: RematOptions, options: Options | None) -> Iterator[
             yield fewest
 
 
-def _picked(ways: RematOptions, room_bytes: int, options: Options | None) -> list[RematPoint] | None:
-    """The fastest ways within so many bytes."""
+def _fastest_within(ways: RematOptions, room_bytes: int, options: Options | None) -> list[RematPoint] | None:
+    """The fastest points within so many bytes."""
     offered = ways.curves.options if options is None else options
     chosen = solve_instances(_instances(ways, offered), room_bytes, ways.static_bytes)
     least_s = sum(min(kept.seconds for kept in found) for found in offered)
     if options is None and (chosen is None or chosen.seconds > least_s):
-        for wider in ways.curves.wider():
-            aside = wider.static_bytes - ways.curves.static_bytes
-            other = solve_instances(_instances(ways, wider.options), room_bytes - aside, ways.static_bytes)
+        for offloading in ways.curves.with_offload():
+            aside = offloading.static_bytes - ways.curves.static_bytes
+            other = solve_instances(_instances(ways, offloading.options), room_bytes - aside, ways.static_bytes)
             if other is not None and (chosen is None or other.seconds < chosen.seconds):
-                chosen, offered = other, wider.options
+                chosen, offered = other, offloading.options
     if chosen is None:
         return None
     return [found[number] for found, number in zip(offered, chosen.options, strict=True)]
 
 
-def late_of(ways: RematOptions, microbatches: int) -> int:
-    """Gradients that wait for their reduction; no more wait where backward takes longer."""
+def pending_bytes(ways: RematOptions, microbatches: int) -> int:
+    """Bytes of gradients that wait for their reduction; a longer backward leaves no more of them."""
     return pending_grad_bytes(ways.points, microbatches)
 
 
 def least_peak(ways: RematOptions, microbatches: int) -> int:
-    """The smallest budget in which the sharding fits, everything recomputed that can be."""
-    return least_peak_bytes(_instances(ways, ways.curves.options), ways.static_bytes) + late_of(ways, microbatches)
+    """The smallest budget in bytes within which the sharding fits."""
+    return least_peak_bytes(_instances(ways, ways.curves.options), ways.static_bytes) + pending_bytes(
+        ways, microbatches
+    )
 
 
 def _instances(ways: RematOptions, options: Options) -> list[Instance]:
-    """What each segment may keep, with the weights it gathers too; those that are alike share it."""
+    """The points of each segment, with gathered weights among the transients; alike segments share them."""
     made: dict[tuple[int, int], list[RematPoint]] = {}
     for index, found in enumerate(options):
         key = (id(found), ways.gathered[index])

@@ -1,4 +1,4 @@
-"""Rotor: which segments of a chain are checkpointed, nested, for the least time in so many bytes.
+"""Rotor: the fastest nested checkpointing of a chain within a budget.
 
 The dynamic programme of Beaumont, Eyraud-Dubois, Herrmann, Joly and Shilova ("Optimal checkpointing for heterogeneous
 chains"). Segments s..t, whose input lies in memory outside the budget m, take at least (`_Table`)
@@ -31,7 +31,7 @@ Times = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """One way for a segment to run forward and keep what its backward reads. bytes: its output included."""
+    """One way for a segment to run forward and save what its backward reads. bytes: output included."""
 
     backward_s: float
     bytes: int
@@ -41,10 +41,13 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A segment of the chain. output_bytes: what the next one reads; gradient_bytes: of that output's gradient.
+    """A segment of the chain.
 
-    transient_bytes: on top of input and output, while it runs forward and saves nothing. weight_bytes: of the gradients
-    that its backward leaves until the step. once: it must not run forward a second time.
+    output_bytes: read by the next one.
+    gradient_bytes: of that output's gradient.
+    transient_bytes: on top of input and output, in a forward that saves nothing.
+    weight_bytes: of the gradients that its backward leaves until the step.
+    once: it must not run forward a second time.
     """
 
     forward_s: float
@@ -88,9 +91,10 @@ def rotor(chain: Sequence[Link], budget_bytes: int, input_bytes: int) -> Order |
 
 
 class _Table:
-    """best[s, t, m]: the least seconds of s..t in m slots; how: -1 - i for saving i of `all`, s' for a split.
+    """best[s, t, m]: minimum seconds of s..t in m slots.
 
-    rest[s', t]: best[s', t] where the input of s' is kept, which takes slots of its own.
+    how[s, t, m]: -1 - i for saving i of `all`, s' for a split.
+    rest[s', t]: best[s', t] with the input of s' kept, which takes slots of its own.
     """
 
     def __init__(self, chain: Sequence[Link], slot: int, room: int) -> None:
@@ -124,7 +128,7 @@ class _Table:
         self.rest[s, t] = _shifted(best, self.inputs[s])
 
     def _all(self, s: int, t: int) -> Times:
-        """By the way to save: the seconds of s..t where s is saved so."""
+        """For each saving of s, the seconds of s..t."""
         link = self.chain[s]
         end = self.chain[t].gradient_bytes + self.left[t]
         found = np.empty((len(link.savings), self.room + 1))

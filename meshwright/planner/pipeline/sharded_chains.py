@@ -20,13 +20,13 @@ from meshwright.cutting import cut_batch
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.plan import FrontierPoint, ParameterPlan
+from meshwright.planner.chain.chains import Chain
 from meshwright.planner.chain.lagrangian import chain_at
-from meshwright.planner.chain.mix import Chain
 from meshwright.planner.effort import PRICES
 from meshwright.planner.pipeline.meshes import StageMesh
 from meshwright.planner.pipeline.op_memory import remat_levels
 from meshwright.planner.sharding.model import Point, ShardingModel
-from meshwright.planner.space.long_lived import crowded
+from meshwright.planner.space.long_lived import has_many_alive
 from meshwright.predict.pieces import per_microbatch
 from meshwright.price.parameter import Setting, local_bytes
 from meshwright.simulate import SegmentCost
@@ -94,7 +94,7 @@ def first_chains(program: Program, at: int, stage: StageMesh, setting: Setting, 
     small = program.at_batch(cut_batch(program.batch, setting.microbatches)[0])
     free = ShardingModel(small, stage.mesh, stage.pins, setting)
     met: list[First] = []
-    for skips in product((True, False), repeat=len(stage.mesh.axes)) if crowded(program) else (None,):
+    for skips in product((True, False), repeat=len(stage.mesh.axes)) if has_many_alive(program) else (None,):
         keeping = free.skipping(skips)
         try:
             chain = chain_at(keeping, 0.0)

@@ -14,7 +14,7 @@ from math import inf
 
 from meshwright.capture.program import Program
 from meshwright.plan import Plan
-from meshwright.planner.chain.mix import Chain
+from meshwright.planner.chain.chains import Chain
 from meshwright.planner.effort import ANY_BYTES, CLOSE, EFFORTS, Effort
 from meshwright.planner.interrupt import STOP
 from meshwright.planner.memory.refine import refine

@@ -18,8 +18,8 @@ from math import gcd
 from meshwright.capture.program import Program
 from meshwright.capture.sizes import BatchSize
 from meshwright.errors import PlanError
+from meshwright.planner.chain.chains import Chain
 from meshwright.planner.chain.lagrangian import bound_at, solve_chain, step_bound_s
-from meshwright.planner.chain.mix import Chain
 from meshwright.planner.effort import ANY_BYTES, CLOSE, EFFORTS
 from meshwright.planner.interrupt import STOP
 from meshwright.planner.search_log import SearchRecorder, mesh_node, not_below, over_budget

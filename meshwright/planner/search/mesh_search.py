@@ -15,20 +15,20 @@ from math import inf, sqrt
 
 from meshwright.capture.program import Program
 from meshwright.plan import Plan
-from meshwright.planner.chain.label_dp import (
+from meshwright.planner.chain.chains import Chain
+from meshwright.planner.chain.lagrangian import chain_at, chain_under_cap, memory_free_bound_s
+from meshwright.planner.chain.remat_chain import (
     RematChain,
     SegmentOffer,
+    combine_offers,
     crossover,
-    label_dp,
+    pareto_offers,
     permute_equal_segments,
-    undominated,
 )
-from meshwright.planner.chain.lagrangian import chain_at, chain_within, memory_free_bound_s
-from meshwright.planner.chain.mix import Chain
 from meshwright.planner.effort import EFFORTS, OVERLAP_WEIGHTS, PRICES, RESOLUTION, RETRIES
 from meshwright.planner.memory.nested_sharded import refine_nested
 from meshwright.planner.memory.options import RematOptions
-from meshwright.planner.memory.refine import Options, fit_as, fit_ways, late_of, refine
+from meshwright.planner.memory.refine import Options, fit_given, fit_ways, pending_bytes, refine
 from meshwright.planner.sharding.model import ShardingModel
 from meshwright.remat.inner import CHUNKS
 
@@ -116,7 +116,7 @@ class MeshSearch:
             return inf  # of use in mixtures alone: recomputing only takes longer
         found = [fit_ways(plan, ways, self.budget_bytes, options)]
         if mixed is not None:
-            found.append(fit_as(plan, ways, self.budget_bytes, self.met[-1].options, mixed.ways))
+            found.append(fit_given(plan, ways, self.budget_bytes, self.met[-1].options, mixed.ways))
         best = min((one for one in found if one), key=lambda one: one.predicted.step_s, default=None)
         if best is None:
             return inf
@@ -157,7 +157,7 @@ class MeshSearch:
         cap_bytes = self.budget_bytes - chain.static_bytes
         if cap_bytes <= 0 or chain.transient_bytes <= cap_bytes:
             return chain
-        return chain_within(base.capped(cap_bytes), chain.price) or chain
+        return chain_under_cap(base.capped(cap_bytes), chain.price) or chain
 
     def _new(self, chain: Chain) -> int:
         """How many of its segments do what no mixture has."""
@@ -167,9 +167,9 @@ class MeshSearch:
     def _mixture(self, price: float, weight: float) -> RematChain | None:
         """One that fits with the gradients that wait in it: in less room where they are more than was thought."""
         offers = _offers(self.met)
-        room = self.budget_bytes - min(late_of(one.ways, one.chain.microbatches) for one in self.met)
+        room = self.budget_bytes - min(pending_bytes(one.ways, one.chain.microbatches) for one in self.met)
         for _ in range(RETRIES):
-            found = label_dp(self.shardings, offers, room, self.incumbent_s, price, weight)
+            found = combine_offers(self.shardings, offers, room, self.incumbent_s, price, weight)
             if found is None:
                 return None
             every = [found, *permute_equal_segments(self.shardings, found)]
@@ -213,7 +213,7 @@ def _offers(met: Sequence[_TracedSharding]) -> list[list[SegmentOffer]]:
                 )
                 for one in firsts
             ]
-            known[key] = undominated(here)
+            known[key] = pareto_offers(here)
         offers.append(known[key])
     return offers
 

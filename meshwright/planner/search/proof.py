@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from meshwright.capture.program import Program
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
+from meshwright.planner.chain.chains import Chain
 from meshwright.planner.chain.enumerate import TooManyError, every_chain
 from meshwright.planner.chain.lagrangian import CLOSED
-from meshwright.planner.chain.mix import Chain
 from meshwright.planner.effort import RESOLUTION
 from meshwright.planner.memory.enumerate import fastest_fitting
 from meshwright.planner.memory.refine import refine

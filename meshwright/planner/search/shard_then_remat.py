@@ -9,7 +9,7 @@ from math import isqrt
 
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
-from meshwright.planner.chain.mix import Chain
+from meshwright.planner.chain.chains import Chain
 from meshwright.planner.effort import ANY_BYTES, ROUGH
 from meshwright.planner.search.keep_all import Candidate, search
 from meshwright.planner.sharding.model import ShardingModel

@@ -1,4 +1,4 @@
-"""A segment's Problem with all but its boundary eliminated: the least objective of each combination, and its Choice."""
+"""Elimination of a segment's Problem: the minimum for each combination of boundary options, and its Choice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshwright.select.tables import Tables
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """costs: the least objective for each combination of the boundary's options: inputs, outputs, tied weights."""
+    """costs: the minimum for each combination of boundary options; its axes are those of `SegmentProblem.boundary`."""
 
     segment: SegmentProblem
     problem: Problem
@@ -46,7 +46,7 @@ def solve_segment(
 
 
 def _solve_at(segment: SegmentProblem, problem: Problem, options: tuple[int, ...]) -> tuple[float, list[int]]:
-    """The engine on one combination: every other option of the boundary is forbidden."""
+    """(cost, choice) of one combination, by the selection engine with other boundary options forbidden."""
     costs = problem.costs.copy()
     for side, option in zip(segment.boundary, options, strict=True):
         first = problem.offsets[side.node]

@@ -1,4 +1,4 @@
-"""What each distinct segment graph offers on a mesh, for every boundary and any price per byte."""
+"""Shardings of a Program on one mesh: the best of each distinct segment, for every boundary and any price per byte."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from meshwright.pins.pins import Pins
 from meshwright.plan import FrontierPoint, ParameterPlan
 from meshwright.planner.sharding.eliminated import Solved, solve_segment
 from meshwright.planner.sharding.segment import Answer, SegmentProblem, Tied
-from meshwright.planner.space.image_boundaries import freedoms
+from meshwright.planner.space.image_boundaries import image_cut_choices
 from meshwright.planner.space.long_lived import long_lived_values, shared_layers
 from meshwright.planner.space.segment import Space, skip_layout, space
 from meshwright.price.parameter import Setting, chain_uses
@@ -26,20 +26,25 @@ from meshwright.profile.lookup import lookup_segments
 T = TypeVar("T")
 
 Options = tuple[int, ...]
-"""Which option each part of a segment's boundary takes: inputs, outputs, tied weights."""
+"""The option of each input, output and tied weight of a segment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A FrontierPoint with what was decided for the segment's parameters, by local name."""
+    """A FrontierPoint with the plans of the segment's parameters, by local name."""
 
     point: FrontierPoint
     parameters: dict[str, ParameterPlan]
 
 
 class _Least(NamedTuple):
-    """What a segment takes whatever is chosen: bytes that its ops keep, and seconds of the host that asks for them; of
-    each of its weights the bytes, and seconds of the host that asks for its update."""
+    """Lower bounds on the costs of a segment, over all choices.
+
+    kept_bytes: saved for backward.
+    host_s: kernel launches of its ops.
+    static_bytes: of each weight, with gradient and optimizer states.
+    updates_s: kernel launches of each weight's update.
+    """
 
     kept_bytes: float
     host_s: float
@@ -49,22 +54,25 @@ class _Least(NamedTuple):
 
 @dataclass(slots=True)
 class ShardingModel:
-    """A Program at the batch of one micro-batch, on one mesh. recompute: what backward reads may be recomputed.
+    """Shardings of a Program, at the batch of one micro-batch, on one mesh.
 
-    skips: where many values are alive at once (a U-Net), per mesh axis whether those that cross more than one boundary
-    are sharded over samples or whole; None leaves each of them free. Weights of a layer that runs several times
-    (ALBERT) are then as that layer would have them if it ran once, between such values.
-    cap_bytes: no op may need more while it runs.
-    overlap_weight: r, of what overlaps compute. A step takes U + max(M, C): compute and what is waited for, the
-    gathers and reductions that overlap it, the updates after both. For any r that is at least
+    recompute: saved tensors may be recomputed.
+    skips: used where many values are alive at once (a U-Net). For each mesh axis, whether values that cross several
+        boundaries are sharded over samples; None leaves each of them free. Weights of a layer that runs several times
+        (ALBERT) are then stored as if it ran once, between such values.
+    cap_bytes: the largest transient of an op.
+    overlap_weight: r, the weight of communication that overlaps compute. A step takes U + max(M, C), with M the compute
+        and exposed communication, C the overlapping communication, U the updates. For any r >= 0 that is at least
 
-        (M + r C + (1 + r) U) / (1 + r)
+            (M + r C + (1 + r) U) / (1 + r)
 
-    so the least of the numerator over `scale` bounds all steps; None: the sum of all, which bounds none.
-    flight: micro-batches whose kept values are held at a time, each byte of them at the price.
-    freedom: of pictures that cross boundaries, once it is known (`pictures`).
-    uses: the segments that read each parameter. last_reader: of each boundary value and tied weight. steps: what `walk`
-    knows of every segment. costs, chains: of the cheapest chain at each price that was asked for, by `key`.
+        so the minimum of the numerator over `scale` is a lower bound. None adds all up, which bounds nothing.
+    flight: micro-batches whose saved tensors are held at a time, each byte of them at the price.
+    image_cuts: how images may cross boundaries, once known (`image_boundaries`).
+    uses: the segments that read each parameter.
+    last_reader: of each boundary value and tied weight.
+    steps: the axes that `walk` uses.
+    costs, chains: of the cheapest chain at each price asked for, by `key`.
     """
 
     program: Program
@@ -76,7 +84,7 @@ class ShardingModel:
     cap_bytes: int | None = None
     overlap_weight: float | None = None
     flight: float = 1.0
-    freedom: list[int] = field(default_factory=list)
+    image_cuts: list[int] = field(default_factory=list)
     uses: dict[str, list[int]] = field(default_factory=dict)
     last_reader: dict[str, int] = field(default_factory=dict)
     _spaces: dict[int, Space] = field(default_factory=dict)
@@ -96,7 +104,7 @@ class ShardingModel:
 
     def __post_init__(self) -> None:
         if self.uses:
-            return  # of another weight or cap
+            return  # a copy with another weight or cap
         for index, segment in enumerate(self.program.segments):
             for name in segment.params:
                 self.uses.setdefault(name, []).append(index)
@@ -105,7 +113,7 @@ class ShardingModel:
 
     @property
     def bounds(self) -> bool:
-        """Whether a chain's cost over `scale` is never above its step."""
+        """Whether a chain's cost over `scale` is a lower bound on its step."""
         return self.overlap_weight is not None or not self.mesh.any_overlap
 
     @property
@@ -113,40 +121,40 @@ class ShardingModel:
         return 1.0 + self.overlap_weight if self.overlap_weight and self.mesh.any_overlap else 1.0
 
     def key(self, price: float) -> object:
-        """What the cheapest chain at a price per byte depends on, of what copies of this ShardingModel differ in."""
+        """The cache key of the cheapest chain at a price, among copies of this ShardingModel."""
         charged = (self.recompute, self.flight, price) if price else ()
         return (self.overlap_weight, self.cap_bytes, *charged)
 
     def capped(self, cap_bytes: int) -> ShardingModel:
-        """The same without what needs more while it runs."""
+        """A copy with a cap on the transient of an op."""
         return replace(self, cap_bytes=cap_bytes, _solved={}, _points={})
 
     def weighed(self, overlap_weight: float) -> ShardingModel:
-        """The same at another weight of what overlaps compute; what does not depend on it is shared."""
+        """A copy with another overlap weight; caches that do not depend on it are shared."""
         if overlap_weight == self.overlap_weight:
             return self
         return replace(self, overlap_weight=overlap_weight, _solved={}, _points={})
 
     def in_flight(self, count: float) -> ShardingModel:
-        """The same where what backward reads is held by so many micro-batches."""
+        """A copy in which so many micro-batches hold their saved tensors at a time."""
         return self if count == self.flight else replace(self, flight=count, _solved={}, _points={})
 
     def skipping(self, skips: tuple[bool, ...] | None) -> ShardingModel:
-        """The same with values that cross several boundaries lying so; what does not depend on it is shared."""
-        own: dict[str, Any] = {"freedom": [], "steps": [], "costs": {}, "chains": {}, "_tied": {}}
+        """A copy with these layouts of values that cross several boundaries."""
+        own: dict[str, Any] = {"image_cuts": [], "steps": [], "costs": {}, "chains": {}, "_tied": {}}
         return replace(self, skips=skips, **own, _solved={}, _points={}, _numbered={})
 
     def recomputing(self) -> ShardingModel:
-        """The same where what backward reads may be recomputed."""
+        """A copy in which saved tensors may be recomputed."""
         return self if self.recompute else replace(self, recompute=True, _solved={}, _points={})
 
     def forget(self) -> None:
-        """Without the tables of every price, which are large."""
+        """Frees the tables of all prices, which are large."""
         self._solved.clear()
         self._points.clear()
 
     def boundary(self, index: int) -> tuple[str, ...]:
-        """What a segment shares with others: inputs, outputs, tied weights, by full name."""
+        """The full names of a segment's inputs, outputs and tied weights."""
         if index not in self._boundaries:
             segment = self.program.segments[index]
             tied = (name for name in segment.params if len(self.uses[name]) > 1)
@@ -161,26 +169,26 @@ class ShardingModel:
         return self._spaces[segment.graph]
 
     def least_held(self) -> float:
-        """Bytes that no chain holds fewer than: every op and every weight at its smallest, whatever the others do."""
+        """Lower bound on the held bytes of a chain: each op and weight at its minimum, independently."""
         return self.least_static() + self.least_kept()
 
     def least_kept(self) -> float:
-        """Of that, what ops keep for backward."""
+        """Its part for saved tensors."""
         return sum(self._least(segment).kept_bytes for segment in self.program.segments)
 
     def least_static(self) -> int:
-        """Of that, what weights take with their gradients and states, whatever is recomputed in backward."""
+        """Its part for weights with their gradients and optimizer states."""
         return sum(self._each_weight(lambda least: least.static_bytes))
 
     def least_transient(self) -> int:
-        """Bytes that no chain has fewer of, besides what it holds, at its worst moment."""
+        """Lower bound on the largest transient of a chain, in bytes."""
         if not self._transients:
             firsts = map(self._first, range(len(self.program.graphs)))
             self._transients.append(max(self.space(segment).least_transient() for segment in firsts))
         return self._transients[0]
 
     def least_host_s(self) -> float:
-        """What the host needs at least to ask for a step, however it is sharded; zero on a CPU."""
+        """Lower bound on the host's kernel launches in a step, in seconds; zero on a CPU."""
         if not self._hosts:
             asked_s = sum(self._least(segment).host_s for segment in self.program.segments)
             updates_s = sum(self._each_weight(lambda least: least.updates_s))
@@ -188,7 +196,7 @@ class ShardingModel:
         return self._hosts[0]
 
     def _each_weight(self, figures: Callable[[_Least], list[T]]) -> Iterable[T]:
-        """A figure of each weight, once however many segments read it."""
+        """A figure of each weight; tied ones count once."""
         found: dict[str, T] = {}
         for segment in self.program.segments:
             for name, figure in zip(segment.params, figures(self._least(segment)), strict=True):
@@ -218,7 +226,7 @@ class ShardingModel:
         return self._solved[key]
 
     def point(self, index: int, options: Options, price_per_byte: float) -> Point:
-        """The segment's best way between these boundary options at this price, priced from scratch."""
+        """The segment's best sharding between these boundary options at this price, priced from scratch."""
         found = self.solve(index, price_per_byte)
         key = (id(found), options)
         if key not in self._points:
@@ -231,15 +239,15 @@ class ShardingModel:
         return self._points[key]
 
     def priced(self, index: int, answer: Answer) -> Point:
-        """What a segment does, priced from scratch."""
+        """The cost of a segment's answer, priced from scratch."""
         graph, charged = self.problem(index).space.graph, self._charged(index)
         made, setting = answer.strategies, self.setting
         point = price_segment(graph, answer.choice, answer.parameters, self.mesh, setting, charged, made)
         return Point(point, answer.parameters)
 
     def _charged(self, index: int) -> dict[str, float]:
-        """Parameters that count in this segment, by local name, and how many segments use each: tied ones count in
-        the first that does."""
+        """The parameters that this segment pays for, by local name, and the number of their uses; the first reader pays
+        for a tied one."""
         segment = self.program.segments[index]
         pairs = zip(self.program.graphs[segment.graph].params, segment.params, strict=True)
         return {value.name: self._uses(self.uses[name]) for value, name in pairs if self.uses[name][0] == index}
@@ -248,20 +256,20 @@ class ShardingModel:
         return chain_uses(users, len(self.program.segments), self.setting.microbatches, lookup_segments(self.program))
 
     def problem(self, index: int) -> SegmentProblem:
-        """Of one segment; segments that are alike share it."""
-        if not self.freedom:
-            self.freedom.append(self._most_freedom())
+        """The Problem of one segment; equal segments share it."""
+        if not self.image_cuts:
+            self.image_cuts.append(self._most_image_cuts())
         if index not in self._numbered:
-            self._numbered[index] = self._problem(index, self.freedom[0])
+            self._numbered[index] = self._problem(index, self.image_cuts[0])
         return self._numbered[index]
 
-    def _most_freedom(self) -> int:
-        """The most with which every segment's tables can be held; the least where none can."""
-        *larger, least = freedoms(self.program, self.mesh)
+    def _most_image_cuts(self) -> int:
+        """The largest set of image layouts for which every segment's tables fit in memory; else the smallest."""
+        *larger, least = image_cut_choices(self.program, self.mesh)
         every = range(len(self.program.segments))
         return next((one for one in larger if all(self._problem(i, one).prepared for i in every)), least)
 
-    def _problem(self, index: int, freedom: int) -> SegmentProblem:
+    def _problem(self, index: int, image_cuts: int) -> SegmentProblem:
         segment = self.program.segments[index]
         graph = self.program.graphs[segment.graph]
         tied = {}
@@ -271,9 +279,9 @@ class ShardingModel:
                 tied[value.name] = Tied(self._tied_options(name), self._uses(users) if users[0] == index else 0)
         fixed = self._fixed_layouts(segment) if self.skips is not None else {}
         uses = self._uses((index,))
-        key = (segment.graph, tuple(tied.items()), tuple(fixed.items()), uses, freedom)
+        key = (segment.graph, tuple(tied.items()), tuple(fixed.items()), uses, image_cuts)
         if key not in self._problems:
-            self._problems[key] = SegmentProblem(self.space(segment), tied, fixed, uses, freedom)
+            self._problems[key] = SegmentProblem(self.space(segment), tied, fixed, uses, image_cuts)
         return self._problems[key]
 
     def _fixed_layouts(self, segment: Segment) -> dict[str, Layout]:
@@ -286,7 +294,7 @@ class ShardingModel:
         return {local: skip_layout(here, local, self.skips) for local, name in pairs if name in far}
 
     def _tied_options(self, name: str) -> tuple[ParameterPlan, ...]:
-        """What any of its users would choose from; the others convert inside the segment."""
+        """The union of its readers' options; a reader may convert inside its segment."""
         if self.skips is not None and not self._tied:
             self._tied.update((one, (plan,)) for one, plan in self._of_shared_layers(self.skips))
         if name not in self._tied:
@@ -299,16 +307,16 @@ class ShardingModel:
         return self._tied[name]
 
     def _of_shared_layers(self, skips: tuple[bool, ...]) -> Iterable[tuple[str, ParameterPlan]]:
-        """Each weight of a layer that runs several times as that layer would have it if it ran once, between values
-        that lie as `skips` say."""
+        """The plan of each weight of a layer that runs several times: that of the layer alone, between boundary values
+        laid out by `skips`."""
         left = shared_layers(self.program)
         for segment in self.program.segments:
             if left.isdisjoint(segment.params):
                 continue
             here = self.space(segment)
-            crossing = (*(value.name for value in here.graph.inputs), *here.graph.outputs)
-            lying = {name: skip_layout(here, name, skips) for name in crossing}
-            alone = solve_segment(SegmentProblem(here, fixed=lying), 0.0, segment.graph)
+            boundary = (*(value.name for value in here.graph.inputs), *here.graph.outputs)
+            fixed = {name: skip_layout(here, name, skips) for name in boundary}
+            alone = solve_segment(SegmentProblem(here, fixed=fixed), 0.0, segment.graph)
             if not np.isfinite(alone.costs).any():
                 raise PlanError(f"no way is left to run layer {segment.name}", "pins that agree", "drop one of them")
             found = alone.answer((0,) * alone.costs.ndim).parameters

@@ -1,14 +1,14 @@
-"""One segment: for every combination of boundary layouts, which strategy for each op and which storage for each weight.
+"""The selection Problem of one segment: a strategy for each op and a storage for each weight, given boundary layouts.
 
 The Problem. Nodes: an op (options: its strategies; cost: seconds of its local work and of the collectives inside
 its lowering), a parameter (options: ParameterPlans; cost: gather, reduction, update), a boundary value (options: the
 layouts it may cross in), a common value or buffer (one option), and, for a value with several readers, a *copy*
 (options: the one or two layouts materialised). Edges: producer -> copy pays the conversions (forward and backward
 together); copy -> reader forbids what is not among them; with one reader the producer -> reader edge pays directly.
-What runs per micro-batch is paid as often as there are micro-batches. A price per byte adds what is held: weights
-with their states, and what backward reads. A tied weight is part of the boundary: its other readers see the same.
+Costs of one micro-batch are multiplied by their number. A price per byte charges held bytes: weights with their states,
+and saved tensors. A tied weight is part of the boundary, so that all its readers agree.
 
-`SegmentProblem` builds it, `solved` eliminates all but the boundary nodes and reads a Choice back.
+`SegmentProblem` builds it; `eliminated` eliminates all but the boundary nodes and reads a Choice back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from meshwright.layout import I, Layout, conversion
 from meshwright.plan import Choice, ParameterPlan
 from meshwright.planner.space.image_boundaries import ALL
 from meshwright.planner.space.long_lived import MOST_ALIVE
-from meshwright.planner.space.segment import LayoutSet, Matrix, Space, boundary_layouts, conversions_s, wanted
+from meshwright.planner.space.segment import LayoutSet, Matrix, Space, boundary_layouts, conversions_s, operand_layouts
 from meshwright.price.bucketing import whole_bytes
 from meshwright.price.flow import canonical, invariant
 from meshwright.price.parameter import parameter_price
@@ -41,8 +41,11 @@ LARGEST_TABLE = 5e7
 
 @dataclass(frozen=True, slots=True)
 class Tied:
-    """A weight that several segments read. options: the same for each of them. uses: how many segments read it, where
-    this one pays for it; else 0."""
+    """A weight that several segments read.
+
+    options: the same for each of them.
+    uses: how many segments read it, in the one that pays for it; else 0.
+    """
 
     options: tuple[ParameterPlan, ...]
     uses: float
@@ -50,7 +53,7 @@ class Tied:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """strategies: those that the choice names."""
+    """A solution. strategies: of each op, as the choice names them."""
 
     choice: Choice
     parameters: dict[str, ParameterPlan]
@@ -60,14 +63,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """A node of the Problem and the layout that each of its options makes or wants."""
+    """A node of the Problem and the layout of each of its options, as producer or reader."""
 
     node: int
     layouts: LayoutSet
 
 
-class _Way(NamedTuple):
-    """Conversions of a value: from each option's layout of one node to those that the options of another ask for."""
+class _Conversion(NamedTuple):
+    """Conversions of a value from each layout of a producer to the layouts that each option of a reader needs."""
 
     name: str
     maker: _Side
@@ -76,10 +79,12 @@ class _Way(NamedTuple):
 
 
 class SegmentProblem:
-    """The Problem of a segment at no price per byte, and where its parts are.
+    """The Problem of a segment at price zero, and the places of its parts.
 
-    boundary: inputs, outputs, tied weights. held: per option, bytes of weights with their states. overlapped_s: seconds
-    of gathers and reductions that overlap compute; after_s: of updates, after both.
+    boundary: inputs, outputs, tied weights.
+    held: of each option, bytes of weights with their states.
+    overlapped_s: of each option, seconds of gathers and reductions that overlap compute.
+    after_s: of each option, seconds of updates, which overlap nothing.
     """
 
     def __init__(
@@ -88,12 +93,14 @@ class SegmentProblem:
         tied: Mapping[str, Tied] | None = None,
         fixed: Mapping[str, Layout] | None = None,
         uses: float = 1.0,
-        freedom: int = ALL,
+        image_cuts: int = ALL,
     ) -> None:
-        """fixed: boundary values that may cross in one layout only. uses: as `chain_uses`, of weights that no other
-        segment reads. freedom: of pictures that cross."""
+        """fixed: boundary values with one layout only.
+        uses: as `chain_uses`, of weights that no other segment reads.
+        image_cuts: how images may cross boundaries.
+        """
         self.space, self.tied, self.fixed = space, tied or {}, fixed or {}
-        self.uses, self.freedom = uses, freedom
+        self.uses, self.image_cuts = uses, image_cuts
         self.micro = space.setting.microbatches
         self.build = ProblemBuilder()
         self._held: list[Floats] = []
@@ -101,7 +108,7 @@ class SegmentProblem:
         self.options: dict[str, tuple[ParameterPlan, ...]] = {}
         self.op_nodes = [self._op_node(index) for index in range(len(space.graph.ops))]
         self.makers: dict[str, _Side] = {}
-        self.ways: list[_Way] = []
+        self.conversions: list[_Conversion] = []
         self.outputs = [self._boundary(name) for name in space.graph.outputs]
         self._arguments()
         self._results()
@@ -118,8 +125,7 @@ class SegmentProblem:
 
     @cached_property
     def prepared(self) -> TablesPlan | None:
-        """The elimination of all but the boundary, for any price per byte, which weights pay and ops that keep
-        something; None when its tables are too large."""
+        """The elimination of all but the boundary, for any price per byte; None where its tables are too large."""
         weights = {self.makers[value.name].node for value in self.space.graph.params}
         keeping = {node for node, kept in zip(self.op_nodes, self.space.op_kept, strict=True) if kept}
         try:
@@ -135,10 +141,14 @@ class SegmentProblem:
         overlap_weight: float | None = None,
         flight: float = 1.0,
     ) -> Problem:
-        """The Problem with every held byte charged; `recompute`: what backward reads may be recomputed instead, at no
-        less than the seconds of what makes it. cap_bytes: what needs more while it runs is not to be had.
-        overlap_weight: of communication that overlaps with compute; None adds all up. flight: micro-batches that
-        hold what backward reads."""
+        """The Problem with held bytes charged.
+
+        price_per_byte: in seconds.
+        recompute: a saved tensor may be recomputed instead, for a lower bound on the seconds of its producer.
+        cap_bytes: options with a larger transient are forbidden.
+        overlap_weight: of communication that overlaps compute; None adds all up.
+        flight: micro-batches that hold saved tensors at a time.
+        """
         if not price_per_byte and cap_bytes is None and overlap_weight is None:
             return self.problem
         costs = self.problem.costs + price_per_byte * self.held
@@ -178,7 +188,7 @@ class SegmentProblem:
     def _boundary(self, name: str) -> _Side:
         space = self.space
         alone = self.fixed.get(name)
-        layouts: LayoutSet = boundary_layouts(space, name, self.freedom) if alone is None else (alone,)
+        layouts: LayoutSet = boundary_layouts(space, name, self.image_cuts) if alone is None else (alone,)
         return _Side(self._node(np.zeros(len(layouts)), name=f"{name} at the boundary"), layouts)
 
     def _arguments(self) -> None:
@@ -211,7 +221,9 @@ class SegmentProblem:
 
     def _readers(self, name: str) -> list[_Side]:
         graph = self.space.graph
-        found = [_Side(self.op_nodes[place[0]], tuple(wanted(self.space, place))) for place in self.space.uses[name]]
+        found = [
+            _Side(self.op_nodes[place[0]], tuple(operand_layouts(self.space, place))) for place in self.space.uses[name]
+        ]
         found += [side for output, side in zip(graph.outputs, self.outputs, strict=True) if output == name]
         whole = (invariant(self.space.mesh),)
         return found + [_Side(self._node(np.zeros(1)), whole) for _, updated in graph.updates if updated == name]
@@ -220,19 +232,21 @@ class SegmentProblem:
         readers = self._readers(name)
         if len(readers) == 1:
             self.build.edge(maker.node, readers[0].node, self._direct(name, maker, readers[0]))
-            self.ways.append(_Way(name, maker, readers[0].node, tuple((want,) for want in readers[0].layouts)))
+            self.conversions.append(
+                _Conversion(name, maker, readers[0].node, tuple((want,) for want in readers[0].layouts))
+            )
         elif readers:
             self._copy(name, maker, readers)
 
     def _direct(self, name: str, maker: _Side, reader: _Side) -> Matrix:
-        """Conversions from what is made to what is wanted. A parameter read once is used as its reader wants it:
-        storage -> compute pays for the rest."""
+        """Seconds of the conversions from producer to its only reader. A parameter is used in the reader's layout, and
+        pays for the conversion from storage itself."""
         if name in self.options and name not in self.tied:
             return self._as_used(name, maker, reader)
         return self._seconds(name, maker.layouts, reader.layouts)
 
     def _as_used(self, name: str, maker: _Side, reader: _Side) -> Matrix:
-        """Partial ones are held whole: each want goes with one compute layout."""
+        """Each of the reader's layouts goes with one compute layout: the same, or whole where it is partial."""
         value, mesh = self.space.values[name], self.space.mesh
         found = np.full((len(maker.layouts), len(reader.layouts)), np.inf)
         made: dict[Layout, list[int]] = {}
@@ -246,10 +260,10 @@ class SegmentProblem:
         return found
 
     def _copy(self, name: str, maker: _Side, readers: list[_Side]) -> None:
-        """A value read in several places: materialise one or two layouts, each converted from the maker's once.
+        """A copy node for a value with several readers: one or two layouts, each converted from the producer's once.
 
-        Two layouts of many differ on one mesh axis: what differs on several is two conversions that nothing shares, and
-        the pairs would be most of the problem. Of a few all pairs are there: pins may leave no others.
+        Among many layouts only pairs that differ on one mesh axis are offered: other pairs share no conversion, and
+        would be most of the Problem. Among few all pairs are: pins may leave no others.
         """
         layouts = tuple(dict.fromkeys(layout for reader in readers for layout in reader.layouts))
         place = {layout: number for number, layout in enumerate(layouts)}
@@ -262,13 +276,15 @@ class SegmentProblem:
             member[number, group] = True
         node = self._node(np.zeros(len(sets)), name=f"{name} copies")
         self.build.edge(maker.node, node, self._seconds(name, maker.layouts, layouts) @ member.T)
-        self.ways.append(_Way(name, maker, node, tuple(tuple(layouts[i] for i in group) for group in sets)))
+        self.conversions.append(
+            _Conversion(name, maker, node, tuple(tuple(layouts[i] for i in group) for group in sets))
+        )
         for reader in readers:
             wanted_at = [place[want] for want in reader.layouts]
             self.build.edge(node, reader.node, np.where(member[:, wanted_at], 0.0, np.inf))
 
-    def moving_bytes(self, way: _Way) -> Matrix:
-        """What converting needs while it runs, backward included, as `price_segment` counts it."""
+    def moving_bytes(self, way: _Conversion) -> Matrix:
+        """Transient bytes of each conversion, backward included, as `price_segment` counts them."""
         value, mesh = self.space.values[way.name], self.space.mesh
         sizes, item = value.type.sizes, value.type.itemsize
 

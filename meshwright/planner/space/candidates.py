@@ -1,4 +1,4 @@
-"""What a search runs over: every mesh that the pins allow, with the numbers of micro-batches to look at."""
+"""Candidates of a search: every mesh that the pins allow, with its numbers of micro-batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from meshwright.pins.spelling import check_spelling
 from meshwright.planner.effort import FEW_DEVICES, OVERLAP_WEIGHTS
 from meshwright.planner.search.keep_all import Candidate
 from meshwright.planner.sharding.model import ShardingModel
-from meshwright.planner.space.long_lived import crowded
+from meshwright.planner.space.long_lived import has_many_alive
 from meshwright.price.parameter import Setting
 
 REMEMBERED = 10
@@ -34,7 +34,10 @@ def candidates_on(
     recompute: bool = False,
     few: bool = False,
 ) -> list[Candidate]:
-    """Of every mesh what the pins may mean there; the first refusal is the answer where none does. few: weights."""
+    """The readings of the pins on every mesh. Raises the first refusal where there is none.
+
+    few: fewer overlap weights.
+    """
     allowed, refused = [], []
     for mesh in found:
         try:
@@ -43,7 +46,7 @@ def candidates_on(
             refused.append(error)
             continue
         for parsed in _with_roles(program, mesh, readings, only=len(found) == 1):
-            for skips in _skips(mesh, parsed) if crowded(program) else (None,):
+            for skips in _skips(mesh, parsed) if has_many_alive(program) else (None,):
                 allowed.append(_candidate(program, mesh, parsed, setting, recompute, skips, few))
     if not allowed:
         raise refused[0]
@@ -63,13 +66,13 @@ def _with_roles(program: Program, mesh: Mesh, readings: list[Pins], only: bool) 
 
 
 def _skips(mesh: Mesh, pins: Pins) -> Iterator[tuple[bool, ...]]:
-    """Whether values that cross several boundaries are sharded over samples, per axis."""
+    """For each axis, whether values that cross several boundaries are sharded over samples."""
     return product(*((True,) if axis in pins.dp_axes else (True, False) for axis in range(len(mesh.axes))))
 
 
 def tight_candidates(program: Program, cluster: Cluster, pins: tuple[str, ...], setting: Setting) -> list[Candidate]:
-    """A mesh of hosts by devices of a host, where weights and activations can be cut most; those of few axes that pins
-    allow, where they speak of axes. None where the pins cannot be had on the cluster."""
+    """The mesh of hosts by devices of a host, which can shard weights and activations most; where pins name axes, the
+    meshes of few axes that they allow. Empty where the pins are impossible on the cluster."""
     try:
         check_spelling(pins, cluster)
         return candidates_on(program, _tight_meshes(cluster, pins), pins, setting)

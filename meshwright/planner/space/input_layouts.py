@@ -1,7 +1,7 @@
-"""In which layout the batch is read and common values are made: the one their readers want, where they agree.
+"""Layouts of the batch and of shared values: that of their readers, where these agree.
 
-Slicing a whole value is free of communication, so the solver takes common values as invariant; afterwards, what
-every reader slices alike is read or made in slices, and a data-parallel rank never sees the others' samples.
+The solver takes shared values as invariant, since slicing needs no communication. Afterwards a value that all readers
+slice alike is read or made in slices, so that a data-parallel rank never sees other ranks' samples.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ def _agreed(wishes: set[Layout], mesh: Mesh) -> Layout:
 
 
 def _even(layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> Layout:
-    """Whole where the pieces would not be all alike: a batch is read in even ones."""
+    """Invariant where the layout is uneven: a batch is read in even pieces."""
     return layout if layout.is_even(shape, mesh.sizes) else invariant(mesh)
 
 
 def _agreeing(op: Op, values: dict[str, Value], mesh: Mesh, wishes: Wishes) -> Strategy:
-    """The op's strategy that makes each result as its readers want it, or the one that splits nothing."""
+    """The op's strategy with the layouts of its results' readers, or the one that splits nothing."""
     found = strategies(op, values, mesh)
     for made in found:
         pairs = zip(op.results, made.results, strict=True)

@@ -1,4 +1,4 @@
-"""Values and weights that more than two segments have to agree on."""
+"""Long-lived values and shared weights, whose layouts more than two segments share."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from itertools import accumulate
 from meshwright.capture.program import Program
 
 MOST_ALIVE = 4
-"""Values that cross a boundary, or weights that a segment shares; where there are more, those that cross several lie in
-one way, and so do those weights (`ShardingModel.skips`)."""
+"""Values that cross a boundary, or weights that a segment shares. Where there are more, values that cross several
+boundaries have one layout, and so do those weights (`ShardingModel.skips`)."""
 
 
-def crowded(program: Program) -> bool:
-    """Whether the layouts of all that is alive at once cannot be combined freely."""
+def has_many_alive(program: Program) -> bool:
+    """Whether too many values are alive at once for all combinations of their layouts."""
     return most_alive(program) > MOST_ALIVE or bool(shared_layers(program))
 
 
 def shared_layers(program: Program) -> set[str]:
-    """The weights of layers that run several times in a step (ALBERT); tied tables, which are few, are not meant."""
+    """The weights of layers that run several times in a step (ALBERT), without tied tables, which are few."""
     users = Counter(name for segment in program.segments for name in segment.params)
     each = [[name for name in segment.params if users[name] > 1] for segment in program.segments]
     return {name for names in each if len(names) > MOST_ALIVE for name in names}
 
 
 def long_lived_values(program: Program) -> set[str]:
-    """Values that are alive while a segment runs that does not read them."""
+    """Values that are alive during a segment that does not read them."""
     made = {name: index for index, segment in enumerate(program.segments) for name in segment.outputs}
     readers: dict[str, list[int]] = {}
     for index, segment in enumerate(program.segments):
@@ -35,7 +35,7 @@ def long_lived_values(program: Program) -> set[str]:
 
 
 def most_alive(program: Program) -> int:
-    """How many values cross a boundary at most."""
+    """The largest number of values that cross a boundary."""
     made = {name: index for index, segment in enumerate(program.segments) for name in segment.outputs}
     last = {name: index for index, segment in enumerate(program.segments) for name in segment.inputs}
     change = [0] * len(program.segments)

@@ -1,4 +1,4 @@
-"""What may be chosen for one segment graph on a mesh: strategies of its ops, storage of its parameters."""
+"""The space of one segment graph on a mesh: strategies of its ops, storage of its parameters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from meshwright.layout import I, Layout, S, State
 from meshwright.layout.table import conversion_matrix
 from meshwright.pins.pins import Pins
 from meshwright.plan import ParameterPlan
-from meshwright.planner.space.image_boundaries import ALL, IMAGE_DIMS, crossing
+from meshwright.planner.space.image_boundaries import ALL, IMAGE_DIMS, boundary_subset
 from meshwright.planner.space.storage import parameter_options
 from meshwright.planner.space.strategies import allowed
 from meshwright.price.flow import canonical
@@ -45,8 +45,12 @@ Matrix = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class SavedTensorCost:
-    """Something that an op's backward reads. bytes: of each strategy, the op's share. drop_s: what not keeping it takes
-    at least, per micro-batch: running again what makes it; infinite where it comes from outside the segment."""
+    """A tensor that an op's backward reads.
+
+    bytes: under each strategy, the op's share.
+    drop_s: lower bound on the seconds of recomputing it, per micro-batch; infinite where it comes from outside the
+        segment.
+    """
 
     bytes: Matrix
     drop_s: float
@@ -54,11 +58,15 @@ class SavedTensorCost:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """graph: at a fixed batch. uses: where each value is read, as (op index, operand position).
+    """The options of a segment graph.
 
-    op_costs: per op, seconds of each strategy. op_host_s: per op, what the host needs to ask for it at least. op_kept:
-    per op, what each of its parts of memory takes under each strategy. matrices: conversions priced so far. last: the
-    values of the last micro-batch where that is smaller.
+    graph: at a fixed batch.
+    uses: where each value is read, as (op index, operand position).
+    last: the values of the last micro-batch where that is smaller.
+    op_costs: of each op, seconds of each strategy.
+    op_host_s: of each op, a lower bound on the seconds of its kernel launches.
+    op_kept: of each op, its saved tensors.
+    matrices: conversions priced so far.
     """
 
     graph: SegmentGraph
@@ -79,13 +87,13 @@ class Space:
     matrices: dict[tuple[str, LayoutSet, LayoutSet], Matrix] = field(default_factory=dict)
 
     def running_bytes(self, index: int) -> Matrix:
-        """What each strategy of an op needs while it runs, backward included, as `price_segment` counts it."""
+        """Transient bytes of each strategy of an op, backward included, as `price_segment` counts them."""
         op = self.graph.ops[index]
         found = [2.0 * working_bytes(op, made, self.values, self.mesh) for made in self.strategies[index]]
         return np.array(found)
 
     def least_transient(self) -> int:
-        """What some op needs to run, whatever it is given."""
+        """Lower bound on the segment's transient bytes."""
         values, mesh = self.values, self.mesh
         return max((least_working_bytes(op, found, values, mesh) for op, found in self.each()), default=0)
 
@@ -93,8 +101,7 @@ class Space:
         return zip(self.graph.ops, self.strategies, strict=True)
 
     def least_weight(self, value: Value) -> tuple[int, float]:
-        """The fewest bytes that a parameter with its gradient and states can take; the fewest seconds of the host that
-        asks for its update."""
+        """Lower bounds for a parameter: bytes with gradient and states; seconds of its update's kernel launches."""
         prices = [parameter_price(value, plan, self.mesh, self.setting) for plan in self.parameters[value.name]]
         return min(price.static_bytes for price in prices), min(price.step_host_s for price in prices)
 
@@ -123,7 +130,7 @@ def space(
     _known[key] = found
     made = replace(found[1], pins=pins, setting=setting, parameters={})
     for value, full_name in zip(made.graph.params, names, strict=True):
-        wishes = (layout for place in made.uses[value.name] for layout in wanted(made, place))
+        wishes = (layout for place in made.uses[value.name] for layout in operand_layouts(made, place))
         made.parameters[value.name] = parameter_options(value, full_name, wishes, mesh, pins, setting)
     return made
 
@@ -171,13 +178,13 @@ def _ops_space(graph: SegmentGraph, batch: int, mesh: Mesh, pins: Pins, setting:
         for op, each in zip(fixed.ops, seconds, strict=True)
         for v in op.results
     }
-    keepers = _keepers(made)
-    made.op_kept.extend(tuple(_kept(made, index, keepers, gather_per_use_s)) for index in range(len(fixed.ops)))
+    saving_ops = _saving_ops(made)
+    made.op_kept.extend(tuple(_kept(made, index, saving_ops, gather_per_use_s)) for index in range(len(fixed.ops)))
     return made
 
 
 class _Seconds(NamedTuple):
-    """Of a strategy, per micro-batch. host_s: what the host needs to ask for it."""
+    """Of a strategy, per micro-batch. host_s: of kernel launches."""
 
     forward_s: float
     backward_s: float
@@ -196,10 +203,10 @@ def _seconds(space: Space, op: Op, made: Strategy, share: float) -> _Seconds:
 
 
 def _kept(
-    space: Space, index: int, keepers: dict[str, int], gather_per_use_s: dict[str, float]
+    space: Space, index: int, saving_ops: dict[str, int], gather_per_use_s: dict[str, float]
 ) -> Iterator[SavedTensorCost]:
-    """This op's share of what backward reads; a storage that several ops keep is split between them, so that the sum
-    over ops is never more than what is held."""
+    """This op's share of saved tensors. A storage that several ops save is split between them, so that the sum over ops
+    is never more than the bytes held."""
     op = space.graph.ops[index]
     if not any(value.grad for value in op.results):
         return
@@ -215,14 +222,14 @@ def _kept(
     for name, layouts in columns:
         if name in space.outside:
             continue
-        value, share = values[name], keepers[space.bases[name]]
+        value, share = values[name], saving_ops[space.bases[name]]
         each = {layout: local_bytes(value.type.sizes, value.type.itemsize, layout, mesh) for layout in set(layouts)}
         sizes = [each[layout] / share for layout in layouts]
         yield SavedTensorCost(np.array(sizes), gather_per_use_s.get(space.bases[name], np.inf) / share)
 
 
-def _keepers(space: Space) -> dict[str, int]:
-    """How many ops keep each storage."""
+def _saving_ops(space: Space) -> dict[str, int]:
+    """The number of ops that save each storage."""
     counts: Counter[str] = Counter()
     for op, found in space.each():
         if any(value.grad for value in op.results):
@@ -233,14 +240,16 @@ def _keepers(space: Space) -> dict[str, int]:
 
 
 def conversions_s(space: Space, name: str, made: LayoutSet, wants: LayoutSet) -> Matrix:
-    """Forward and backward, once; without a gradient nothing flows back."""
+    """Seconds of each conversion, forward and backward; without a gradient there is no backward."""
     value = space.values[name]
     return conversion_matrix(made, wants, value.type.sizes, value.type.itemsize, space.mesh, value.grad)
 
 
-def boundary_layouts(space: Space, name: str, freedom: int = ALL) -> tuple[Layout, ...]:
-    """Layouts in which a value may cross from one segment to the next: `I` or evenly sharded, per axis; freedom: that
-    of pictures."""
+def boundary_layouts(space: Space, name: str, image_cuts: int = ALL) -> tuple[Layout, ...]:
+    """Layouts in which a value may cross from one segment to the next: on each axis `I` or evenly sharded.
+
+    image_cuts: how images may cross.
+    """
     mesh, pins, batch_dims = space.mesh, space.pins, space.batch_dims[name]
     shapes = [values[name].type.sizes for values in (space.values, space.last) if values]
     shape = shapes[0]
@@ -265,7 +274,7 @@ def boundary_layouts(space: Space, name: str, freedom: int = ALL) -> tuple[Layou
     every = map(Layout, product(*states))
     found = tuple(layout for layout in every if all(layout.is_even(one, mesh.sizes) for one in shapes))
     if len(shape) > IMAGE_DIMS:
-        found = crossing(found, freedom)
+        found = boundary_subset(found, image_cuts)
     if not found:
         given = f"{name} of shape {shape} on a mesh of {'x'.join(map(str, mesh.sizes))}"
         raise PlanError(given, "samples that the axes divide together", "change the batch or the pins")
@@ -273,12 +282,12 @@ def boundary_layouts(space: Space, name: str, freedom: int = ALL) -> tuple[Layou
 
 
 def sequence_dims(rank: int, batch_dims: frozenset[int]) -> tuple[int, ...]:
-    """Dims of a value between its samples and its last, which holds features: what context parallelism splits."""
+    """Dims that context parallelism splits: those between samples and the last one, which holds features."""
     return tuple(dim for dim in range(1, rank - 1) if dim not in batch_dims)
 
 
 def skip_layout(space: Space, name: str, sharded: tuple[bool, ...]) -> Layout:
-    """Of the layouts in which a value may cross, the one that shards samples over just these axes, or comes nearest."""
+    """The boundary layout that shards samples over just these axes, or the nearest to it."""
     batch_dims = space.batch_dims[name]
     found = boundary_layouts(space, name)
 
@@ -289,8 +298,8 @@ def skip_layout(space: Space, name: str, sharded: tuple[bool, ...]) -> Layout:
     return min(found, key=misses)
 
 
-def wanted(space: Space, place: tuple[int, int]) -> list[Layout]:
-    """The layout that each strategy of an op wants one of its operands in."""
+def operand_layouts(space: Space, place: tuple[int, int]) -> list[Layout]:
+    """The layout of one operand of an op under each of its strategies."""
     index, position = place
     name = space.graph.ops[index].operands()[position]
     grad = space.values[name].grad

@@ -1,4 +1,4 @@
-"""Where a parameter may be stored, for every layout in which it may be used."""
+"""Storage options of a parameter, for every layout in which it may be used."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from meshwright.price.parameter import Setting
 def parameter_options(
     value: Value, full_name: str, wishes: Iterable[Layout], mesh: Mesh, pins: Pins, setting: Setting
 ) -> tuple[ParameterPlan, ...]:
-    """`wishes`: the layouts in which its readers want it."""
-    # What is wanted partial is used whole: the conversion, inside the segment, is free.
+    """wishes: the layouts of its readers' operands."""
+    # A reader of a partial layout uses it whole: the conversion, inside the segment, is free.
     computes = dict.fromkeys(Layout(tuple(I if state.kind == "P" else state for state in wish)) for wish in wishes)
     dtype, several = setting.storage_dtype(value.type.dtype), setting.microbatches > 1
     pinned = pins.storage_of(full_name)
@@ -49,19 +49,22 @@ def _options(
             gathered = storage.shard_factor(mesh.sizes) > compute.shard_factor(mesh.sizes)
             found += [
                 ParameterPlan(str(storage), str(compute), dtype, again, each, offload)
-                for again, each in (_on_host(pins.zero) if offload == "weight" else _when(gathered, pins.zero, several))
+                for again, each in (
+                    _host_gather_times(pins.zero)
+                    if offload == "weight"
+                    else _gather_times(gathered, pins.zero, several)
+                )
             ]
     return tuple(found)
 
 
-def _on_host(zero: int | None) -> tuple[tuple[bool, bool], ...]:
-    """As `_when`, of a weight that is stored on the host: it comes once or for each use, its gradient goes once."""
+def _host_gather_times(zero: int | None) -> tuple[tuple[bool, bool], ...]:
+    """`_gather_times` of a weight on the host: fetched once or for each use, its gradient sent once."""
     return ((True, False),) if zero == 3 else ((False, False), (True, False)) if zero is None else ((False, False),)
 
 
-def _when(gathered: bool, zero: int | None, several: bool) -> tuple[tuple[bool, bool], ...]:
-    """(reshard_after_forward, reduce_scatter_every_microbatch): gathered once or for each use; the gradient brought
-    home once or, of several micro-batches, after each."""
+def _gather_times(gathered: bool, zero: int | None, several: bool) -> tuple[tuple[bool, bool], ...]:
+    """(reshard_after_forward, reduce_scatter_every_microbatch) of each ZeRO stage that the pin allows."""
     if not gathered:
         return ((False, False),)
     stages = {1: (False, False), 2: (False, several), 3: (True, several)}
@@ -69,11 +72,10 @@ def _when(gathered: bool, zero: int | None, several: bool) -> tuple[tuple[bool, 
 
 
 def _storages(compute: Layout, shape: tuple[int, ...], grad: bool, mesh: Mesh, pins: Pins) -> list[Layout]:
-    """Storage is sharded or invariant: the optimizer needs a gradient with nothing left to reduce.
+    """Storage layouts: sharded or invariant, since the optimizer needs a reduced gradient.
 
-    An axis cuts the first dim that it divides, or else the first that it nearly does. Under a `zero` pin all axes cut;
-    where a parameter is too small for all of them together, as many devices share it as can, so that no use of it is
-    lost to how it is stored.
+    An axis shards the first dim that it divides, or else the first that it nearly divides. Under a `zero` pin all axes
+    shard; a parameter that is too small for all of them is sharded over as many devices as possible.
     """
     asked: list[list[State]] = []
     fewer: list[list[State]] = []
@@ -84,17 +86,17 @@ def _storages(compute: Layout, shape: tuple[int, ...], grad: bool, mesh: Mesh, p
         else:
             asked.append(cuts[:1] if zero else [I, *cuts[:1]])
         fewer.append([I, *cuts] if zero and not state.is_shard else asked[-1])
-    found = _plain(asked, shape, mesh)
-    most = max(_plain(fewer, shape, mesh), key=lambda layout: layout.shard_factor(mesh.sizes), default=None)
+    found = _even_layouts(asked, shape, mesh)
+    most = max(_even_layouts(fewer, shape, mesh), key=lambda layout: layout.shard_factor(mesh.sizes), default=None)
     return found or ([most] if most else [])
 
 
 def _cuts(compute: Layout, size: int, shape: tuple[int, ...]) -> list[State]:
-    """Dims of a stored parameter that an axis of `size` may cut: those that it divides, or else nearly does."""
+    """Shards of a stored parameter over an axis of `size`: of dims that it divides, or else nearly divides."""
     free = [(dim, length) for dim, length in enumerate(shape) if not compute.sharding(dim)]
     even = [dim for dim, length in free if length % size == 0]
     return [S(dim) for dim in even or [dim for dim, length in free if is_worth(length, size)]]
 
 
-def _plain(per_axis: list[list[State]], shape: tuple[int, ...], mesh: Mesh) -> list[Layout]:
+def _even_layouts(per_axis: list[list[State]], shape: tuple[int, ...], mesh: Mesh) -> list[Layout]:
     return [layout for layout in map(Layout, product(*per_axis)) if layout.is_plain(shape, mesh.sizes)]

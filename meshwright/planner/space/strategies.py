@@ -1,4 +1,4 @@
-"""Which strategies of an op a mesh and its pins leave."""
+"""The strategies of an op on a mesh under pins."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def allowed(
 
 
 def _splitting(found: Sequence[Strategy], op: Op, pins: Pins, weights: frozenset[str]) -> list[Strategy]:
-    """Those that split the op's weights over the axes that are pinned to that."""
+    """The strategies that split the op's weights over the axes pinned to tensor parallelism."""
     places = _weight_places(op, weights)
     return [made for made in found if all(made.operands[p][i].is_shard for p in places for i in pins.tp_axes)]
 
@@ -76,7 +76,7 @@ def _narrowed(
     axis: int,
     ways: Sequence[Way],
 ) -> Sequence[Way]:
-    """What pins leave of the ways of an axis.
+    """The ways of an axis that pins allow.
 
     dims: of every operand and result, those that hold samples.
     weights: positions of the operands that are weights.
@@ -117,5 +117,5 @@ def _over_samples(way: Way, dims: Sequence[frozenset[int]]) -> bool:
 
 
 def _whole(pins: Pins) -> Narrow:
-    """Samples are not split at all where they should be."""
+    """Splits nothing over the axes of data parallelism."""
     return lambda axis, ways: [way for way in ways if way.factor is None] if axis in pins.dp_axes else ways

@@ -1,7 +1,7 @@
-"""Which sizes a plan may cut into pieces that are not all alike.
+"""Uneven shards: which sizes may be cut into pieces of different lengths.
 
-Ranks then wait for the one with the largest piece, so that a cut is offered only where little is lost by it: every rank
-has a piece, and the largest is at most a quarter larger than an even one would be. Samples are always cut evenly.
+Ranks wait for the one with the largest piece, so an uneven cut is offered only where every rank has a piece and the
+largest is at most a quarter larger than an even one. Samples are always cut evenly.
 """
 
 from __future__ import annotations
@@ -26,8 +26,12 @@ def may_help(shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> bool:
 def worthwhile(
     shapes: Sequence[tuple[int, ...]], samples: Sequence[frozenset[int]], size: int, ways: Sequence[Way]
 ) -> list[Way]:
-    """The ways of an axis of `size` but those whose uneven cut is not worth it. shapes, samples: of every operand and
-    result of an op, and its dims that hold samples."""
+    """The ways of an axis without uneven cuts that lose too much.
+
+    shapes: of every operand and result of the op.
+    samples: of each of these, the dims that hold samples.
+    size: of the axis.
+    """
 
     def is_wanted(way: Way) -> bool:
         states = zip((*way.operands, *way.results), shapes, samples, strict=True)
