@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from math import inf
@@ -68,6 +68,7 @@ class OneStageSearch:
         self.candidates: list[Candidate] = []
         self.jointly: list[Candidate] = []
         self.refused: PlanError | None = None
+        self.elsewhere: Callable[[float], Plan | None] | None = None
 
     def keep_all(self, best: Plan | None, must: bool) -> SearchResult | None:
         """Everything kept; None where no mesh allows the pins. must: which is an error at once."""
@@ -182,6 +183,7 @@ class OneStageSearch:
             simpler_within=self.simpler_within,
             effort=self.effort,
             gap=self.gap,
+            elsewhere=self.elsewhere,
         )
         return best, min([bound_s, *(floor for floor, _ in later[self.effort.refined :])])
 

@@ -247,7 +247,7 @@ def _searched(
         return plan, bound_s
     kept = whole.keep_all(plan, must)
     if staged and early and (kept is None or kept.best is None):
-        plan = staged.begin()
+        plan, whole.elsewhere = staged.begin(), staged.go_on
     plan, whole_s = whole.search(plan, kept) if kept else (plan, inf)
     bound_s = min(bound_s, whole_s)
     if staged and early and not (STOP.asked and plan):
