@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from math import inf
@@ -72,6 +72,7 @@ class OneStageSearch:
         self.candidates: list[Candidate] = []
         self.jointly: list[Candidate] = []
         self.refused: PlanError | None = None
+        self.elsewhere: Callable[[float], Plan | None] | None = None
 
     def keep_all(self, incumbent: Plan | None, strict: bool) -> SearchResult | None:
         """The search with everything kept; None where no mesh allows the pins, or an error if `strict`."""
@@ -191,6 +192,7 @@ class OneStageSearch:
             simpler_within=self.simpler_within,
             effort=effort,
             gap=self.request.gap,
+            elsewhere=self.elsewhere,
         )
         return best, min([bound_s, *(floor for floor, _ in later[effort.refined :])])
 

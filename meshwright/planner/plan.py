@@ -214,7 +214,7 @@ def _search(
         return plan, bound_s
     kept = one_stage.keep_all(plan, strict)
     if pipelines and one_stage_first and (kept is None or kept.best is None):
-        plan = pipelines.begin()
+        plan, one_stage.elsewhere = pipelines.begin(), pipelines.go_on
     plan, one_stage_s = one_stage.search(plan, kept) if kept else (plan, inf)
     bound_s = min(bound_s, one_stage_s)
     if pipelines and one_stage_first and not (STOP.requested and plan):

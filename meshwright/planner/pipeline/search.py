@@ -117,6 +117,14 @@ class PipelineSearch:
                 break
         return search.best
 
+    def go_on(self, others_s: float) -> Plan | None:
+        """The best in other numbers of micro-batches too, where the bound is below `others_s`, that of other plans."""
+        search = self._search
+        if search is None or search.best is None or search.bound_s >= others_s:
+            return None
+        search.search_microbatches(search.counts())
+        return search.best
+
     def finish(self, incumbent_s: float = inf) -> tuple[Plan | None, float]:
         """(the fastest pipeline, None where none is faster than `incumbent_s`; a bound on those searched)."""
         search = self._search

@@ -8,6 +8,7 @@ more and at their mixtures. What is found one after the other (`sweep`) is there
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -37,12 +38,15 @@ def joint_search(
     simpler_within: float = 0.0,
     effort: Effort = EFFORTS["default"],
     gap: float = 0.0,
+    elsewhere: Callable[[float], Plan | None] | None = None,
 ) -> tuple[Plan | None, float]:
     """(the fastest plan, `best` where recomputation does not help; a bound on all of them). flat: every segment runs
     forward once, and nothing waits on the host. simpler_within: steps closer than this part are equal, and the plan of
     fewer axes is taken. effort: how much is searched. gap: a node is pruned whose bound is within this part of the
-    incumbent."""
+    incumbent. elsewhere: the best of plans of several stages, if their bound is below the given one of all nodes that
+    are left."""
     state = _State(program, budget_bytes, assemble, best, log or SearchRecorder(), flat, simpler_within, effort, gap)
+    state.elsewhere = elsewhere
     if STOP.requested and best:
         return best, 0.0
     if best is None:
@@ -57,6 +61,7 @@ def joint_search(
             return best, bound_s
         found = list(search_nodes(candidates, budget_bytes, state.incumbent_s, state.near_s))
         others = state.look_at(found, improving=True)  # what it finds leaves fewer nodes to sweep
+        state.look_elsewhere(others)
         state.sweep_open(candidates, found)
         state.look_at(others)
     state.refine_probed()
@@ -77,6 +82,7 @@ class _State:
     simpler_within: float
     effort: Effort
     gap: float = 0.0
+    elsewhere: Callable[[float], Plan | None] | None = None
     bounds: list[float] = field(default_factory=list)
     probed: list[tuple[float, SearchNode, MeshSearch]] = field(default_factory=list)
 
@@ -148,6 +154,14 @@ class _State:
             found_s = self.probed[-1][0] if incumbent_s < inf else self.incumbent_s
             self.log.expanded(_node(node), "probed with one sharding", node.bound.seconds, found_s)
         return found
+
+    def look_elsewhere(self, left: list[SearchNode]) -> None:
+        """Where no probe was faster than a plan of several stages, more of those come first: they leave fewer nodes."""
+        if self.elsewhere is None or self.best is None or len(self.best.stages) == 1 or not left:
+            return
+        plan = self.elsewhere(min(node.bound.seconds for node in left))
+        if plan is not None and plan.predicted.step_s < self.incumbent_s:
+            self.best = plan
 
     def promising(self, found: list[SearchNode]) -> list[SearchNode]:
         """Those whose bound is low enough to be looked at, and lower than that of any mesh of fewer axes."""
