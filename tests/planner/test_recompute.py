@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.remat.recompute import Answer, Recomputation, Rerun, Storage, cheapest, evaluate, shardings
+from meshwright.remat.recompute import Answer, Recomputation, Rerun, Storage, cheapest, evaluate, frontier
 
 
 @st.composite
@@ -50,7 +50,7 @@ def test_the_cut_is_the_minimum_over_all_kept_sets(problem: Recomputation, per_s
 @given(problems())
 def test_the_frontier_is_the_lower_hull_of_all_kept_sets(problem: Recomputation) -> None:
     answers = every(problem)
-    points = shardings(problem)
+    points = frontier(problem)
     fastest = min(answers, key=lambda a: (a.picoseconds, a.bytes))
     smallest = min(answers, key=lambda a: (a.bytes, a.picoseconds))
     assert (points[0].bytes, points[0].picoseconds) == (fastest.bytes, fastest.picoseconds)
@@ -84,7 +84,7 @@ def test_a_long_chain_is_solved_at_every_price(length: int) -> None:
     storages = [Storage("x", 1)] + [Storage(f"v{i}", 1000 + i, i) for i in range(length)]
     ops = tuple(Rerun(1 + i, (i,)) for i in range(length))
     problem = Recomputation(tuple(storages), ops, frozenset(range(length + 1)))
-    points = shardings(problem)
+    points = frontier(problem)
     assert points[0].picoseconds == 0
     assert points[-1].bytes == 1
     assert len(points) > length // 2
