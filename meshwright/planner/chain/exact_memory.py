@@ -14,7 +14,7 @@ from meshwright.planner.chain.chains import Chain
 from meshwright.planner.chain.exact import WORK, ChainProblem, limited, retry_smaller_budget
 from meshwright.planner.sharding.model import ShardingModel
 from meshwright.select import InfeasibleError, Selection, solve
-from meshwright.select.problem import Floats, Problem
+from meshwright.select.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,6 @@ class MinMemoryChoice:
 def _counting(problem: Problem, begin: int, end: int) -> Problem:
     """The Problem with the bytes of these rows as costs."""
     moments = np.clip(problem.use_end, begin, end) - np.clip(problem.use_begin, begin, end)
-    costs = np.where(np.isfinite(problem.costs), 0.0, np.inf)
+    costs, edge_costs = (np.where(np.isfinite(one), 0.0, np.inf) for one in (problem.costs, problem.edge_costs))
     np.add.at(costs, problem.use_option, problem.use_bytes * moments)
-    return replace(problem, costs=costs, edge_costs=_allowed(problem.edge_costs))
-
-
-def _allowed(costs: Floats) -> Floats:
-    return np.where(np.isfinite(costs), 0.0, np.inf)
+    return replace(problem, costs=costs, edge_costs=edge_costs)
