@@ -240,21 +240,19 @@ def _searched(
 ) -> tuple[Plan | None, float]:
     """(the fastest plan of one stage or several, a bound on all). early: one stage before pipelines, which its best
     prunes; where nothing fits with all kept, after a first look at them."""
-    plan, bound_s = staged.finish() if staged and not early else (None, inf)
-    if asked.pipeline:
-        return plan, bound_s
-    if STOP.asked and plan:
-        return plan, bound_s
-    kept = whole.keep_all(plan, must)
-    if staged and early and (kept is None or kept.best is None):
-        plan = staged.begin()
-    plan, whole_s = whole.search(plan, kept) if kept else (plan, inf)
-    bound_s = min(bound_s, whole_s)
-    if staged and early and not (STOP.asked and plan):
-        alone = plan is not None and len(plan.stages) == 1
-        incumbent_s = plan.predicted.step_s * (1 - max(whole.simpler_within, whole.gap)) if plan and alone else inf
-        several, several_s = staged.finish(incumbent_s)
-        plan, bound_s = several or plan, min(bound_s, several_s)
+    plan = staged.finish() if staged and not early else None
+    bound_s = inf
+    if not asked.pipeline and not (STOP.asked and plan):
+        kept = whole.keep_all(plan, must)
+        if staged and early and (kept is None or kept.best is None):
+            plan = staged.begin()
+        plan, bound_s = whole.search(plan, kept) if kept else (plan, inf)
+        if staged and early and not (STOP.asked and plan):
+            alone = plan is not None and len(plan.stages) == 1
+            incumbent_s = plan.predicted.step_s * (1 - max(whole.simpler_within, whole.gap)) if plan and alone else inf
+            plan = staged.finish(incumbent_s) or plan
+    if staged and plan and not STOP.asked:
+        bound_s = min(bound_s, staged.bound_s(min(bound_s, plan.predicted.step_s)))
     return plan, bound_s
 
 

@@ -161,7 +161,7 @@ def feasible_pipeline(
     devices = tuple(replace(one, memory_bytes=budget_bytes + one.reserve_bytes) for one in cluster.devices)
     roomy = replace(cluster, devices=devices)
     given = program, roomy, budget_bytes, setting, asked
-    plan, _ = PipelineSearch(*given, recompute=recompute, method=method, first=True, remat=remat).finish()
+    plan = PipelineSearch(*given, recompute=recompute, method=method, first=True, remat=remat).finish()
     return needed_by(plan) if plan else None
 
 
