@@ -209,20 +209,19 @@ def _search(
     strict: pins that no mesh allows are an error.
     """
     one_stage_first = one_stage.request.cluster.device_count <= MOST_UNITS and not pins.pipeline
-    plan, bound_s = pipelines.finish() if pipelines and not one_stage_first else (None, inf)
-    if pins.pipeline or (STOP.requested and plan):
-        return plan, bound_s
-    kept = one_stage.keep_all(plan, strict)
-    if pipelines and one_stage_first and (kept is None or kept.best is None):
-        plan, one_stage.elsewhere = pipelines.begin(), pipelines.go_on
-    plan, one_stage_s = one_stage.search(plan, kept) if kept else (plan, inf)
-    bound_s = min(bound_s, one_stage_s)
-    if pipelines and one_stage_first and not (STOP.requested and plan):
-        is_one_stage = plan is not None and len(plan.stages) == 1
-        better = 1 - max(one_stage.simpler_within, one_stage.request.gap)
-        incumbent_s = plan.predicted.step_s * better if plan and is_one_stage else inf
-        pipeline, pipelines_s = pipelines.finish(incumbent_s)
-        plan, bound_s = pipeline or plan, min(bound_s, pipelines_s)
+    plan, bound_s = pipelines.finish() if pipelines and not one_stage_first else None, inf
+    if not pins.pipeline and not (STOP.requested and plan):
+        kept = one_stage.keep_all(plan, strict)
+        if pipelines and one_stage_first and (kept is None or kept.best is None):
+            plan, one_stage.elsewhere = pipelines.begin(), pipelines.go_on
+        plan, bound_s = one_stage.search(plan, kept) if kept else (plan, inf)
+        if pipelines and one_stage_first and not (STOP.requested and plan):
+            is_one_stage = plan is not None and len(plan.stages) == 1
+            better = 1 - max(one_stage.simpler_within, one_stage.request.gap)
+            incumbent_s = plan.predicted.step_s * better if plan and is_one_stage else inf
+            plan = pipelines.finish(incumbent_s) or plan
+    if pipelines and plan and not STOP.requested:
+        bound_s = min(bound_s, pipelines.bound_s(min(bound_s, plan.predicted.step_s)))
     return plan, bound_s
 
 

@@ -43,9 +43,9 @@ class SearchRecorder:
     def pruned(self, node: str, why: str, bound_s: float | None = None) -> None:
         self._add(node, "pruned", why, bound_s)
 
-    def stopped(self, node: str, why: str) -> None:
+    def stopped(self, node: str, why: str, bound_s: float | None = None) -> None:
         """The search ended here on request or for its limit of effort, not by proof."""
-        self._add(node, "stopped", why)
+        self._add(node, "stopped", why, bound_s)
 
     def log(self) -> SearchLog:
         return SearchLog(tuple(self.events))

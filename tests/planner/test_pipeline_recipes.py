@@ -34,7 +34,7 @@ def recipes(limit: int = ROOM, cut: tuple[str, ...] = ()) -> list[Baseline]:
 
 def searched(pins: tuple[str, ...]) -> Plan:
     cluster = load_cluster("local:4")
-    plan, _ = PipelineSearch(program(), cluster, None, Setting(), pipeline_pins(pins), recompute=False).finish()
+    plan = PipelineSearch(program(), cluster, None, Setting(), pipeline_pins(pins), recompute=False).finish()
     assert plan is not None
     assert predict(plan, program()).step_s == pytest.approx(plan.predicted.step_s, rel=1e-9)
     return plan

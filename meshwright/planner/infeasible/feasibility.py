@@ -172,7 +172,7 @@ def feasible_pipeline(
     search = PipelineSearch(
         program, roomy, budget_bytes, setting, pins, recompute=recompute, method=method, first=True, remat=remat
     )
-    plan, _ = search.finish()
+    plan = search.finish()
     return needed_by(plan) if plan else None
 
 

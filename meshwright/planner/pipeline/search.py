@@ -9,6 +9,7 @@ Numbers of micro-batches are tried four times apart, then next to the best.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from math import inf
 
 from meshwright.capture.averaging import comes_apart
@@ -27,6 +28,7 @@ from meshwright.planner.pipeline.meshes import StageMesh, SubmeshLinks, stage_me
 from meshwright.planner.pipeline.pins import FEWEST_RUNS, check_pins
 from meshwright.planner.pipeline.placing import crossings, sharded_runs
 from meshwright.planner.pipeline.realize import pipeline_plan, route_far_values
+from meshwright.planner.pipeline.relaxation import PipelineRelaxation, stage_classes
 from meshwright.planner.pipeline.reschedule import MOST_TASKS, reordered
 from meshwright.planner.pipeline.sharded_chains import First, ShardedChain, first_chains, more_chains, with_remat_levels
 from meshwright.planner.pipeline.shortlist import chosen_ports, start_s
@@ -120,16 +122,18 @@ class PipelineSearch:
     def go_on(self, others_s: float) -> Plan | None:
         """The best in other numbers of micro-batches too, where the bound is below `others_s`, that of other plans."""
         search = self._search
-        if search is None or search.best is None or search.bound_s >= others_s:
+        if search is None or search.best is None:
+            return None
+        if all(search.relaxation.bound_s(count, others_s) >= others_s for count in search.counts()):
             return None
         search.search_microbatches(search.counts())
         return search.best
 
-    def finish(self, incumbent_s: float = inf) -> tuple[Plan | None, float]:
-        """(the fastest pipeline, None where none is faster than `incumbent_s`; a bound on those searched)."""
+    def finish(self, incumbent_s: float = inf) -> Plan | None:
+        """The fastest pipeline found, None where none is faster than `incumbent_s`."""
         search = self._search
         if search is None:
-            return None, inf
+            return None
         if incumbent_s < search.incumbent_s:
             search.incumbent_s, search.best = incumbent_s, None
         search.search_microbatches(search.counts())
@@ -137,12 +141,17 @@ class PipelineSearch:
             search.relax_memory()
         elif not self._first and not STOP.requested and search.tight():
             search.relax_memory(again=True)
-        if (self._first or STOP.requested) and search.best is not None:
-            return search.best, search.bound_s
-        search.log_untried()
+        if search.best is None or self._first or STOP.requested:
+            return search.best
         search.reorder()
-        best = None if search.best is None else route_far_values(search.best, search.program)
-        return (predicted(best, search.program) if best and self._exact else best), search.bound_s
+        best = route_far_values(search.best, search.program)
+        return predicted(best, search.program) if self._exact else best
+
+    def bound_s(self, enough_s: float) -> float:
+        """Lower bound on all pipelines, infinite where there are none.
+
+        enough_s: seconds above which the bound is not raised."""
+        return inf if self._search is None else self._search.bound_s(enough_s)
 
 
 @dataclass(slots=True)
@@ -162,21 +171,24 @@ class _Search:
     remat: str = "auto"
     best: Plan | None = None
     promising: tuple[Pipelined, ...] = ()
-    bound_s: float = inf
     rough: float = 1.0
     meshes: list[StageMesh] = field(default_factory=list)
-    useful: set[int] = field(default_factory=set)
     tried: dict[int, float | None] = field(default_factory=dict)
     kept: set[int] = field(default_factory=set)
     firsts: dict[tuple[int, int], list[First]] = field(default_factory=dict)
     offered: dict[tuple[int, int], list[ShardedChain]] = field(default_factory=dict)
     submesh_links: SubmeshLinks = field(init=False)
+    relaxation: PipelineRelaxation = field(init=False)
 
     def __post_init__(self) -> None:
         self.submesh_links = SubmeshLinks(self.cluster)
         self.meshes = stage_meshes(
             self.cluster, self.pins.rest, self.budget_bytes, self.pins.stages or 2, self.pins.sizes, self.headroom
         )
+        layers, segments = self.pins.layers, len(self.program.segments)
+        cuts = range(segments + 1) if layers is None else accumulate((0, *layers))
+        problem = self._problem(stage_classes(self.meshes), tuple(cuts), 1)
+        self.relaxation = PipelineRelaxation(self.program, self.meshes, self.setting, problem)
 
     @property
     def cutoff_s(self) -> float:
@@ -236,12 +248,19 @@ class _Search:
             if incumbent_s < first_s:
                 return
 
-    def log_untried(self) -> None:
-        """Numbers of micro-batches that the bound does not cover."""
-        untried = [count for count in self.counts() if count not in self.tried]
-        if untried:
-            node = f"pipelines, {', '.join(map(str, untried))} micro-batches"
-            self.log.stopped(node, "not tried, since those next to them were no faster: the bound does not cover them")
+    def bound_s(self, enough_s: float) -> float:
+        """Lower bound on all pipelines: of every number of micro-batches, tried or not, and every sharding of every
+        submesh. enough_s: seconds above which it is not raised."""
+        found_s = enough_s
+        for count in self.counts():
+            node, step_s = f"pipelines, {counted(count, 'micro-batch')}", self.relaxation.bound_s(count, found_s)
+            if step_s < found_s:
+                tried = "shardings that were not offered" if count in self.tried else "not tried"
+                self.log.stopped(node, f"{tried}: a step between this bound and the plan's is not ruled out", step_s)
+            elif count not in self.tried:
+                self.log.pruned(node, f"not tried: none is faster than {show_seconds(found_s)}", found_s)
+            found_s = min(found_s, step_s)
+        return found_s
 
     def try_count(self, count: int) -> float:
         """The simulated step of the best pipeline of so many micro-batches; infinite where none beats what is known."""
@@ -252,10 +271,14 @@ class _Search:
 
     def _try_count(self, count: int) -> float:
         node = f"pipelines, {counted(count, 'micro-batch')}"
+        cutoff_s = self.cutoff_s
+        if self.incumbent_s < inf and self.relaxation.bound_s(count, cutoff_s) >= cutoff_s:
+            why = f"none is faster than {show_seconds(cutoff_s)}, whatever its shardings"
+            self.log.pruned(node, why, cutoff_s)
+            return inf
         if self._is_hopeless(count):
-            self.bound_s = min(self.bound_s, self.cutoff_s)
-            why = f"none is faster than {show_seconds(self.cutoff_s)}, even with unlimited memory"
-            self.log.pruned(node, why, self.cutoff_s)
+            why = f"the fastest shardings of all submeshes are no faster than {show_seconds(cutoff_s)}"
+            self.log.pruned(node, f"{why}, even with unlimited memory")
             return inf
         table = self._table(count)
         if table is None:
@@ -273,12 +296,9 @@ class _Search:
                 break
         if solution is None:
             bound_s = max(floor_s, min(limit_s, self.incumbent_s))
-            self.bound_s = min(self.bound_s, bound_s)
             what = f"none is faster than {show_seconds(limit_s)}" if limit_s < inf else "nothing fits"
-            self.log.pruned(node, what, bound_s)
+            self.log.pruned(node, f"of the shardings offered {what}", bound_s)
             return inf
-        self.bound_s = min(self.bound_s, solution.bound_s)
-        self.useful |= {run.mesh for run in solution.runs}
         fitted_s = self._fit_step_s(solution.runs, solution.schedule, solution.microbatches)
         stages = counted(len({run.stage for run in solution.runs}), "stage")
         self.log.expanded(node, f"{stages}, {solution.schedule}", solution.bound_s, fitted_s)
@@ -291,7 +311,7 @@ class _Search:
         return next((step_s for step_s in others_s if step_s < inf), inf)
 
     def _solved(self, table: Table, made: StageOptions | None, limit_s: float) -> StageSolution | None:
-        problem, count = self._problem(table), table.microbatches
+        problem, count = self._table_problem(table), table.microbatches
         budget = SIMULATIONS if table.total <= MOST_UNITS else FIRST
         interleaved = table.options(limit_s, interleaved=True) if "interleaved" in problem.schedules else None
         try:
@@ -349,7 +369,7 @@ class _Search:
         table = Table(self.program.at_batch(each), roomy, found, self.submesh_links, setting)
         limit_s = self.cutoff_s * count / (count - 1 + last / each)  # here all micro-batches are taken for full
         problem, made, interleaved = (
-            self._problem(table),
+            self._table_problem(table),
             table.options(limit_s),
             table.options(limit_s, interleaved=True),
         )
@@ -368,16 +388,25 @@ class _Search:
             return [i for i, mesh in enumerate(self.meshes) if samples % mesh.mesh.sizes[0] == 0]
         return sorted(self.kept) if self.kept else list(range(len(self.meshes)))
 
-    def _problem(self, table: Table) -> StageProblem:
+    def _table_problem(self, table: Table) -> StageProblem:
+        meshes = tuple(MeshClass(mesh.name, mesh.devices, mesh.memory_bytes) for mesh in table.meshes)
+        found = self._problem(meshes, tuple(table.cuts.tolist()), table.microbatches)
+        links = self.submesh_links
+        return replace(
+            found, placed=lambda runs, _: crossings(self.cluster, links, table, sharded_runs(runs, self.meshes))
+        )
+
+    def _problem(self, meshes: tuple[MeshClass, ...], cuts: tuple[int, ...], microbatches: int) -> StageProblem:
+        """What the pins allow; the rows of the stage programme are made apart."""
         names = self.cluster.device_names()
         return StageProblem(
             segments=len(self.program.segments),
-            cuts=tuple(table.cuts.tolist()),
-            meshes=tuple(MeshClass(mesh.name, mesh.devices, mesh.memory_bytes) for mesh in table.meshes),
+            cuts=cuts,
+            meshes=meshes,
             devices=tuple(names.count(device.name) for device in self.cluster.devices),
             points=lambda *_: (),
             crossing=lambda *_: Crossing(Transfer(0.0), Transfer(0.0)),
-            microbatches=(table.microbatches,),
+            microbatches=(microbatches,),
             schedules=self._schedules(),
             later=("searched",) if self._reorders() else (),
             interleave=INTERLEAVE if self.pins.runs is None else (self.pins.runs,),
@@ -386,7 +415,6 @@ class _Search:
             sizes=self.pins.sizes,
             overlap=True,
             idle=False,
-            placed=lambda runs, _: crossings(self.cluster, self.submesh_links, table, sharded_runs(runs, self.meshes)),
         )
 
     def _reorders(self) -> bool:

@@ -1,0 +1,185 @@
+"""A lower bound on every pipeline in a number of micro-batches: a relaxation of sharding, memory and messages.
+
+Each op takes the strategy that is fastest for it alone, whatever its neighbours take. Nothing is converted, gathered or
+handed over, and memory holds the training state alone. The stage programme over these figures has all cuts, submeshes
+and schedules, so its bound covers pipelines of any shardings and recomputation, searched or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+import numpy as np
+
+from meshwright.capture.program import Program, Segment
+from meshwright.cost.op.compute import op_seconds
+from meshwright.cutting import cut_batch
+from meshwright.errors import PlanError
+from meshwright.planner.effort import NEAR
+from meshwright.planner.pipeline.meshes import StageMesh
+from meshwright.planner.space.segment import Space, space
+from meshwright.planner.stages.options import Floats, Ints, StageOptions
+from meshwright.planner.stages.problem import MeshClass, StageProblem
+from meshwright.planner.stages.search import any_within
+from meshwright.price.parameter import Setting
+
+FIGURES = WORK, CROSS, HOST, STATIC = range(4)
+"""Of a segment: seconds of a micro-batch; of these, what is not a weight half; seconds of the host that asks for a
+micro-batch; bytes of parameters, gradients and states on each device."""
+
+
+@dataclass(slots=True)
+class PipelineRelaxation:
+    """meshes: all submeshes that stages may have.
+    problem: the stage programme of `stage_classes(meshes)`; its points are replaced."""
+
+    program: Program
+    meshes: Sequence[StageMesh]
+    setting: Setting
+    problem: StageProblem
+    _options: dict[int, StageOptions | None] = field(default_factory=dict)
+    _known: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+    def bound_s(self, microbatches: int, enough_s: float) -> float:
+        """Lower bound on the step of every pipeline in so many micro-batches.
+
+        enough_s: seconds above which the bound is not raised.
+        """
+        low_s, high_s = self._known.get(microbatches, (0.0, inf))
+        if microbatches not in self._options:
+            self._options[microbatches] = self._relaxed(microbatches)
+        if low_s >= enough_s:
+            return low_s
+        rows = self._options[microbatches]
+        if rows is None:
+            return inf
+        each, last = cut_batch(self.program.batch, microbatches)
+        unfilled = microbatches / (microbatches - 1 + last / each)  # rows take all micro-batches for full
+
+        def possible(step_s: float) -> bool:
+            made = {microbatches: rows}
+            return any_within(replace(self.problem, microbatches=(microbatches,)), step_s * unfilled, made, made)
+
+        if high_s > enough_s and not possible(enough_s):
+            low_s = enough_s
+        elif enough_s < inf:
+            high_s = min(high_s, enough_s)
+            while high_s - low_s > NEAR * high_s:
+                middle_s = (low_s + high_s) / 2 if low_s else (1 - NEAR) * high_s / 2
+                if possible(middle_s):
+                    high_s = middle_s
+                else:
+                    low_s = middle_s
+        self._known[microbatches] = low_s, high_s
+        return low_s
+
+    def _relaxed(self, microbatches: int) -> StageOptions | None:
+        """Every range of segments on every class of submeshes, at its least figures."""
+        figures = self._figures(microbatches)
+        if not figures:
+            return None
+        cuts = np.array(self.problem.all_cuts)
+        first, last = np.triu_indices(len(cuts), 1)
+        several = last - first < len(cuts) - 1
+        first, last = first[several], last[several]
+        rows: list[Floats] = []
+        mesh: list[Ints] = []
+        for place, found in figures.items():
+            sums = np.concatenate([np.zeros((1, found.shape[1])), np.cumsum(found, axis=0)])[cuts]
+            rows.append(sums[last] - sums[first])
+            mesh.append(np.full(len(first), place))
+        return _options(self.problem, microbatches, np.concatenate(rows), np.concatenate(mesh), first, last)
+
+    def _figures(self, microbatches: int) -> dict[int, Floats]:
+        """Of each class of submeshes, the least figures of every segment over its meshes."""
+        each, _ = cut_batch(self.program.batch, microbatches)
+        program, setting = self.program.at_batch(each), self.setting.cut(self.program.batch, microbatches)
+        places = {one.devices: place for place, one in reversed(list(enumerate(self.problem.meshes)))}
+        found: dict[int, Floats] = {}
+        for stage in self.meshes:
+            try:
+                own = _least_figures(program, stage, setting)
+            except PlanError:
+                continue  # the batch or the pins do not go with this mesh
+            place = places[stage.devices]
+            found[place] = np.minimum(found[place], own) if place in found else own
+        return found
+
+
+def stage_classes(meshes: Sequence[StageMesh]) -> tuple[MeshClass, ...]:
+    """Submeshes of the same devices as one class, with the most memory that one of them has."""
+    found: dict[tuple[int, ...], MeshClass] = {}
+    for one in meshes:
+        most = max(one.memory_bytes, found[one.devices].memory_bytes if one.devices in found else 0)
+        found[one.devices] = MeshClass(str(one.ranks), one.devices, most)
+    return tuple(found.values())
+
+
+def _least_figures(program: Program, stage: StageMesh, setting: Setting) -> Floats:
+    """By segment; a weight counts in the first segment that reads it."""
+    known: dict[object, list[float]] = {}
+    counted: set[str] = set()
+    found = np.zeros((len(program.segments), len(FIGURES)))
+    for index, segment in enumerate(program.segments):
+        new = tuple(name not in counted for name in segment.params)
+        key = (segment.graph, new)
+        if key not in known:
+            known[key] = _least_of(program, segment, new, stage, setting)
+        counted.update(segment.params)
+        found[index] = known[key]
+    return found
+
+
+def _least_of(
+    program: Program, segment: Segment, new: tuple[bool, ...], stage: StageMesh, setting: Setting
+) -> list[float]:
+    here = space(program.graph(segment), segment.params, program.batch, stage.mesh, stage.pins, setting)
+    work_s = sum(float(costs.min()) for costs in here.op_costs)
+    held = [here.least_weight(value)[0] for value, own in zip(here.graph.params, new, strict=True) if own]
+    return [work_s, min(work_s, _cross_s(here)), sum(here.op_host_s), float(sum(held))]
+
+
+def _cross_s(here: Space) -> float:
+    """The least seconds of a micro-batch besides weight halves, which schedules may put off."""
+    found = 0.0
+    for (op, strategies), costs in zip(here.each(), here.op_costs, strict=True):
+        if any(value.grad for value in op.results):
+            halves = [op_seconds(op, one, here.values, here.mesh.sizes, here.mesh.device) for one in strategies]
+            costs = costs - np.array([one.weight_s for one in halves])
+        found += float(costs.min())
+    return max(0.0, found)
+
+
+def _options(
+    problem: StageProblem, microbatches: int, sums: Floats, mesh: Ints, first: Ints, last: Ints
+) -> StageOptions:
+    """Rows as the stage programme takes them; what `sums` do not have is free. first, last: of one class's ranges."""
+    classes = len(problem.meshes)
+    begin, end = (np.tile(one, len(mesh) // len(first)) for one in (first, last))
+    order = np.lexsort((end, mesh, begin))
+    sums, mesh, begin, end = sums[order], mesh[order], begin[order], end[order]
+    cross_s, nothing = sums[:, CROSS], np.zeros(len(mesh))
+    host_s = microbatches * np.maximum(0.0, sums[:, HOST] - sums[:, WORK])
+    limits = np.array([float(one.memory_bytes) for one in problem.meshes])
+    return StageOptions(
+        points=(),
+        begin=begin,
+        end=end,
+        mesh=mesh,
+        enter=mesh,
+        leave=mesh,
+        group=np.arange(len(mesh)),
+        forward_s=cross_s,
+        input_s=nothing,
+        weight_s=sums[:, WORK] - cross_s,
+        fixed_s=host_s,
+        static_bytes=sums[:, STATIC],
+        held_bytes=sums[:, STATIC],
+        resident_bytes=nothing,
+        restored_bytes=nothing,
+        limit_bytes=limits[mesh],
+        enters=tuple((place, None) for place in range(classes)),
+        crossing_s=np.zeros((len(problem.all_cuts), classes, classes)),
+    )

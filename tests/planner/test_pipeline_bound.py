@@ -1,0 +1,97 @@
+"""The bound on pipelines covers every number of micro-batches, submesh, sharding and schedule, tried or not."""
+
+from __future__ import annotations
+
+from functools import cache
+from math import inf
+
+import pytest
+
+from meshwright.capture import capture
+from meshwright.capture.program import Program
+from meshwright.cluster import load_cluster
+from meshwright.cutting import batch_cuts
+from meshwright.errors import PlanError
+from meshwright.models.reference import parse_reference
+from meshwright.pins.stages import pipeline_pins
+from meshwright.plan import Plan
+from meshwright.planner.effort import NEAR
+from meshwright.planner.pipeline.search import PipelineSearch
+from meshwright.planner.plan import make_plan
+from meshwright.price.parameter import Setting
+
+LARGE = "gpt?layers=3&hidden=512&heads=8&ffn=2048&vocab=1024&seq=256&tied=false"
+"""Devices take longer than their host."""
+
+SMALL = "gpt?layers=3&hidden=64&heads=4&ffn=128&vocab=256&seq=32"
+MIXTURE = "moe?layers=2&experts=4&vocab=64&seq=16"
+
+
+@cache
+def program(name: str) -> Program:
+    return capture(*parse_reference(name).meta(8))
+
+
+def pinned(name: str, cluster: str, *pins: str, memory_bytes: int | None = None) -> Plan | None:
+    try:
+        return make_plan(program(name), load_cluster(cluster), pins=pins, memory_bytes=memory_bytes, simpler_within=0.0)
+    except PlanError:
+        return None
+
+
+def bound(name: str, cluster: str, count: int) -> float:
+    search = PipelineSearch(program(name), load_cluster(cluster), None, Setting(), pipeline_pins(()))._search
+    assert search is not None
+    most_s = pinned(name, cluster, "pp=2", f"microbatch={count}")
+    return search.relaxation.bound_s(count, 2 * most_s.predicted.step_s if most_s else 1.0)
+
+
+@pytest.mark.parametrize(("name", "cluster"), [(LARGE, "h100:2"), (SMALL, "local:2"), (MIXTURE, "h100:2")])
+@pytest.mark.parametrize("part", [None, 0.7])
+def test_no_pinned_plan_is_below_the_bound_of_the_plan_without_pins(
+    name: str, cluster: str, part: float | None
+) -> None:
+    """part: of the bytes that the fastest plan wants, where devices are short of memory."""
+    plan = pinned(name, cluster)
+    assert plan is not None
+    memory_bytes = int(part * plan.predicted.peak_bytes) if part else None
+    plan = pinned(name, cluster, memory_bytes=memory_bytes) if part else plan
+    if plan is None:
+        return
+    bound_s = plan.predicted.step_s * (1 - plan.predicted.gap)
+    for count in batch_cuts(8):
+        rival = pinned(name, cluster, "pp=2", f"microbatch={count}", memory_bytes=memory_bytes)
+        assert rival is None or rival.predicted.step_s >= bound_s * (1 - 1e-9), count
+
+
+@pytest.mark.parametrize("cluster", ["local:4", "h100:4"])
+def test_each_number_of_micro_batches_has_a_bound_that_none_of_its_pipelines_is_below(cluster: str) -> None:
+    for count in (1, 4, 8):
+        bound_s = bound(LARGE, cluster, count)
+        kinds = [("pp=2",), ("pp=4",), ("pp=1+3", "schedule=zero-bubble"), ("pp=2", "schedule=interleaved")]
+        rivals = [pinned(LARGE, cluster, *pins, f"microbatch={count}") for pins in kinds]
+        steps = [one.predicted.step_s for one in rivals if one is not None]
+        assert steps
+        assert 0.4 * min(steps) < bound_s <= min(steps) * (1 + 1e-9), count
+
+
+def test_a_bound_is_near_where_little_is_given_away() -> None:
+    """Two stages of one device each and many micro-batches: messages, gathers and conversions take little there."""
+    name, cluster = LARGE.replace("vocab=1024", "vocab=4096"), "h100:2"
+    found = pinned(name, cluster, "pp=2", "microbatch=8")
+    assert found is not None
+    assert found.predicted.step_s * 0.7 < bound(name, cluster, 8) <= found.predicted.step_s
+
+
+def test_a_bound_is_raised_no_further_than_asked() -> None:
+    search = PipelineSearch(program(LARGE), load_cluster("h100:2"), None, Setting(), pipeline_pins(()))._search
+    assert search is not None
+    relaxation = search.relaxation
+    best = relaxation.bound_s(8, 1.0)
+    assert 0 < best < 1.0
+    assert relaxation.bound_s(8, best / 2) >= best / 2
+    assert relaxation.bound_s(8, 1.0) >= best
+    fresh = PipelineSearch(program(LARGE), load_cluster("h100:2"), None, Setting(), pipeline_pins(()))._search
+    assert fresh is not None
+    assert fresh.relaxation.bound_s(8, best * (1 - NEAR)) == best * (1 - NEAR)
+    assert PipelineSearch(program(LARGE), load_cluster("h100:1"), None, Setting()).bound_s(1.0) == inf
