@@ -46,7 +46,10 @@ def bound(name: str, cluster: str, count: int) -> float:
     return search.relaxation.bound_s(count, 2 * most_s.predicted.step_s if most_s else 1.0)
 
 
-@pytest.mark.parametrize(("name", "cluster"), [(LARGE, "h100:2"), (SMALL, "local:2"), (MIXTURE, "h100:2")])
+@pytest.mark.parametrize(
+    ("name", "cluster"),
+    [(LARGE, "h100:2"), (SMALL, "local:2"), pytest.param(MIXTURE, "h100:2", marks=pytest.mark.full)],
+)
 @pytest.mark.parametrize("part", [None, 0.7])
 def test_no_pinned_plan_is_below_the_bound_of_the_plan_without_pins(
     name: str, cluster: str, part: float | None
@@ -64,7 +67,7 @@ def test_no_pinned_plan_is_below_the_bound_of_the_plan_without_pins(
         assert rival is None or rival.predicted.step_s >= bound_s * (1 - 1e-9), count
 
 
-@pytest.mark.parametrize("cluster", ["local:4", "h100:4"])
+@pytest.mark.parametrize("cluster", [pytest.param("local:4", marks=pytest.mark.full), "h100:4"])
 def test_each_number_of_micro_batches_has_a_bound_that_none_of_its_pipelines_is_below(cluster: str) -> None:
     for count in (1, 4, 8):
         bound_s = bound(LARGE, cluster, count)

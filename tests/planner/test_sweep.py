@@ -1,4 +1,4 @@
-"""The sweep looks at all the memory that a sharding wants first, then at less, between that and the budget."""
+"""The sweep looks at all the memory that a sharding wants first, then at less; where nothing fits, at more again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from meshwright.planner.effort import ANY_BYTES
 from meshwright.planner.search import shard_then_remat as sweep
 
 
-@pytest.mark.parametrize(("peaks", "rooms"), [((900, 256), [ANY_BYTES, 300, 160]), ((120,), [ANY_BYTES])])
+@pytest.mark.parametrize(
+    ("peaks", "rooms"), [((900, 256), [ANY_BYTES, 300, 160, 202, 227, 241]), ((120,), [ANY_BYTES])]
+)
 def test_budgets_fall_from_all_there_is(
     peaks: tuple[int, ...], rooms: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,7 +71,7 @@ def joint_search(
 
 @dataclass(slots=True)
 class _State:
-    """The best so far, what was proven on the way, and what was probed."""
+    """The best so far, what was proven on the way, what was probed, and the steps that sweeps of budgets found."""
 
     program: Program
     budget_bytes: int
@@ -85,6 +85,7 @@ class _State:
     elsewhere: Callable[[float], Plan | None] | None = None
     bounds: list[float] = field(default_factory=list)
     probed: list[tuple[float, SearchNode, MeshSearch]] = field(default_factory=list)
+    swept: list[tuple[float, SearchNode]] = field(default_factory=list)
 
     @property
     def incumbent_s(self) -> float:
@@ -114,7 +115,8 @@ class _State:
             for chain, shardings in reversed(met):
                 known = any(is_same(chain, one.chain) for each in probed for one in each)
                 if node.is_at(shardings) and node in self.promising(found) and not known:
-                    self._refined(chain, shardings)
+                    plan = self._refined(chain, shardings)
+                    self.swept += [(plan.predicted.step_s, node)] if plan else []
 
     def _refined(self, chain: Chain, shardings: ShardingModel) -> Plan | None:
         plan = refine(self.assemble(chain, shardings), self.program, self.budget_bytes, FEWER, self.flat)
@@ -188,7 +190,8 @@ class _State:
 
     def refine_probed(self) -> None:
         """The most promising of what was probed; of what did not fit, more micro-batches."""
-        order = sorted(self.probed, key=lambda one: (one[0], -one[1].microbatches))
+        reached = [(min(step_s, self._swept_s(node)), node, one) for step_s, node, one in self.probed]
+        order = sorted(reached, key=lambda one: (one[0], -one[1].microbatches))
         for step_s, node, mesh_search in order[: self.effort.refined]:
             promising = step_s == inf or step_s <= self.effort.slower * self.incumbent_s
             promising &= not (STOP.requested and self.best)
@@ -198,6 +201,11 @@ class _State:
                 self.log.expanded(_node(node), "searched with mixtures of shardings", node.bound.seconds, step_s)
                 if (1 - self.effort.near) * before_s < self.incumbent_s < inf and self.effort.near:
                     return  # what promised most has kept little of it
+
+    def _swept_s(self, node: SearchNode) -> float:
+        """The fastest step that a sweep of budgets has found on a node."""
+        known = node.shardings()
+        return min((step_s for step_s, other in self.swept if other.is_at(known)), default=inf)
 
     def refine_best(self) -> None:
         """With backwards in more chunks."""

@@ -30,6 +30,7 @@ def sweep_budgets(
     true budget. exactly: as for `solve_chain`; what takes long to make fit with all kept is asked for only while
     nothing fits otherwise. to_the_end: the last budget is the true one."""
     room = peak = ANY_BYTES
+    skipped = False
     while peak > budget_bytes:
         incumbent_s = best.predicted.step_s if best else float("inf")
         try:
@@ -37,13 +38,16 @@ def sweep_budgets(
         except PlanError:
             return best
         if found is None:
-            return best  # with all kept it is no faster already, nor is it in less
+            if peak == ANY_BYTES or peak * peak <= ROUGH * room * room:
+                return best  # with all kept it is no faster already, nor is it in less
+            room, skipped = isqrt(peak * room), True  # a sharding that holds less may fit between
+            continue
         peak = found[0].peak_bytes
         plan = refined(*found)
         if plan is not None and plan.predicted.step_s < incumbent_s:
             best = plan
         near = peak <= ROUGH * budget_bytes
-        if room == budget_bytes or (near and not to_the_end):
+        if skipped or room == budget_bytes or (near and not to_the_end):
             break
         room = budget_bytes if near else isqrt(peak * budget_bytes)
     return best
