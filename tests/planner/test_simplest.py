@@ -59,7 +59,7 @@ def test_a_step_is_as_fast_as_the_fastest_but_for_a_part(
     offers: list[Offer], expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every candidate and every number of micro-batches could be the fastest here, and pays for memory."""
-    monkeypatch.setattr(searching, "least_s", lambda shardings: 0.9 * shardings.seconds)
+    monkeypatch.setattr(searching, "step_bound_s", lambda shardings: 0.9 * shardings.seconds)
     monkeypatch.setattr(searching, "solve_chain", lambda shardings, *_: (shardings.chain, shardings.seconds))
     monkeypatch.setattr(searching, "bound_at", lambda *_: 0.0)
     monkeypatch.setattr(searching, "in_proportion", lambda program: False)
@@ -73,7 +73,7 @@ def test_a_mesh_that_memory_made_slow_is_named_though_another_fits_without_payin
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The second could be the fastest, and pays for memory: recomputation is then looked at there."""
-    monkeypatch.setattr(searching, "least_s", lambda shardings: 0.5 * shardings.seconds)
+    monkeypatch.setattr(searching, "step_bound_s", lambda shardings: 0.5 * shardings.seconds)
     monkeypatch.setattr(searching, "solve_chain", lambda shardings, *_: (shardings.chain, shardings.seconds))
     monkeypatch.setattr(searching, "in_proportion", lambda program: False)
     candidates = [_candidate(1, {1: (1.0, 3)}, price=0.0), _candidate(1, {1: (1.1, 3)})]
@@ -115,7 +115,7 @@ def _candidate(axes: int, numbers: dict[int, tuple[float, int]], price: float = 
 class _Fake:
     """A ShardingModel of one chain."""
 
-    program = None
+    program = SimpleNamespace(batch=1)
 
     def __init__(self, seconds: float, chain: Any, number: int) -> None:
         self.seconds, self.chain, self.setting = seconds, chain, SimpleNamespace(microbatches=number)

@@ -84,8 +84,8 @@ def _nested_s(points: Sequence[FrontierPoint], microbatches: int) -> float:
 
     points: everything kept.
     """
-    gather_per_use_s = min((point.forward_s for point in points[:-1]), default=inf)
-    each_s = sum(point.forward_s + point.backward_s for point in points) + gather_per_use_s
+    repeated_forward_s = min((point.forward_s for point in points[:-1]), default=inf)
+    each_s = sum(point.forward_s + point.backward_s for point in points) + repeated_forward_s
     return max(overlapped(points, microbatches), microbatches * each_s + sum(point.step_s for point in points))
 
 

@@ -173,13 +173,13 @@ def _ops_space(graph: SegmentGraph, batch: int, mesh: Mesh, pins: Pins, setting:
             raise PlanError(f"no way is left to run {op.target}", "pins that agree with the batch", "drop one of them")
     made.op_costs.extend(np.array([one.forward_s + one.backward_s for one in each]) for each in seconds)
     made.op_host_s.extend(min((one.host_s for one in each), default=0.0) for each in seconds)
-    gather_per_use_s = {
+    recompute_s = {
         v.name: min(one.forward_s for one in each)
         for op, each in zip(fixed.ops, seconds, strict=True)
         for v in op.results
     }
     saving_ops = _saving_ops(made)
-    made.op_kept.extend(tuple(_kept(made, index, saving_ops, gather_per_use_s)) for index in range(len(fixed.ops)))
+    made.op_kept.extend(tuple(_kept(made, index, saving_ops, recompute_s)) for index in range(len(fixed.ops)))
     return made
 
 
@@ -203,7 +203,7 @@ def _seconds(space: Space, op: Op, made: Strategy, share: float) -> _Seconds:
 
 
 def _kept(
-    space: Space, index: int, saving_ops: dict[str, int], gather_per_use_s: dict[str, float]
+    space: Space, index: int, saving_ops: dict[str, int], recompute_s: dict[str, float]
 ) -> Iterator[SavedTensorCost]:
     """This op's share of saved tensors. A storage that several ops save is split between them, so that the sum over ops
     is never more than the bytes held."""
@@ -215,7 +215,7 @@ def _kept(
     if reads.auxiliary_bytes:
         sizes = [float(reads.auxiliary_bytes // shards(made, mesh)) for made in found]
         # A function of several ops may run only the cheapest of them again.
-        yield SavedTensorCost(np.array(sizes), 0.0 if ":" in op.target else gather_per_use_s[op.name])
+        yield SavedTensorCost(np.array(sizes), 0.0 if ":" in op.target else recompute_s[op.name])
     operands = op.operands()
     columns = [(operands[i], [made.operands[i] for made in found]) for i in reads.operands]
     columns += [(op.results[i].name, [made.results[i] for made in found]) for i in reads.results]
@@ -225,7 +225,7 @@ def _kept(
         value, share = values[name], saving_ops[space.bases[name]]
         each = {layout: local_bytes(value.type.sizes, value.type.itemsize, layout, mesh) for layout in set(layouts)}
         sizes = [each[layout] / share for layout in layouts]
-        yield SavedTensorCost(np.array(sizes), gather_per_use_s.get(space.bases[name], np.inf) / share)
+        yield SavedTensorCost(np.array(sizes), recompute_s.get(space.bases[name], np.inf) / share)
 
 
 def _saving_ops(space: Space) -> dict[str, int]:
