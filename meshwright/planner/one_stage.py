@@ -9,7 +9,6 @@ from math import inf
 from typing import Any
 
 from meshwright.errors import PlanError
-from meshwright.pins.check import MOST_AXES
 from meshwright.pins.meshes import allowed_meshes
 from meshwright.pins.methods import ANYWHERE
 from meshwright.pins.parts import pinned_devices
@@ -162,7 +161,7 @@ class OneStageSearch:
     def _make_candidates(self) -> None:
         """The meshes that the pins allow."""
         request = self.request
-        meshes = allowed_meshes(self.cluster, self.pins, MOST_AXES)
+        meshes = allowed_meshes(self.cluster, self.pins, self.request.max_axes)
         # Few shardings of each op are enough where the user has pinned the plan down.
         self.candidates = candidates_on(self.program, meshes, self.pins, request.setting, few=not request.fit)
 

@@ -18,7 +18,7 @@ from meshwright.capture.optimizer import check_optimizer
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
 from meshwright.errors import PlanError
-from meshwright.pins.check import check_pins
+from meshwright.pins.check import MOST_AXES, check_pins
 from meshwright.pins.methods import ANYWHERE, pinned_method
 from meshwright.pins.offload import pinned_offload
 from meshwright.pins.parts import pin_parts
@@ -55,6 +55,7 @@ def make_plan(
     precision: str = "fp32",
     compile: bool = False,
     pins: Iterable[str] = (),
+    max_axes: int = MOST_AXES,
     fit: bool = True,
     recompute: bool = True,
     on_incumbent: Progress | None = None,
@@ -72,6 +73,7 @@ def make_plan(
     program: captured in the dtype it computes in, which is bfloat16 for `bf16` and `mixed`.
     memory_bytes: limit per device; the device's own unless given.
     compile: segments are compiled by inductor, and priced so.
+    max_axes: of a mesh.
     fit: refuse where nothing fits; otherwise return the fastest plan of the most micro-batches.
     recompute: activations may be recomputed in backward where memory binds.
     on_incumbent: called with a line of text for every better plan.
@@ -97,6 +99,7 @@ def make_plan(
         memory_bytes=memory_bytes,
         setting=Setting(optimizer, precision, compile=compile),
         pins=tuple(dict.fromkeys(pins)),
+        max_axes=max_axes,
         fit=fit,
         recompute=recompute,
         stage_method=stage_method,

@@ -7,6 +7,7 @@ from typing import Any
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
+from meshwright.pins.check import MOST_AXES
 from meshwright.plan.validate import preset_named
 from meshwright.planner.effort import EFFORTS, SIMPLER_WITHIN, Effort
 from meshwright.price.parameter import Setting
@@ -24,6 +25,7 @@ class PlanRequest:
     memory_bytes: limit per device; None is the device's own, less `headroom`.
     setting: optimizer, precision, compiled or not, what is offloaded to the host.
     pins: as text.
+    max_axes: of a mesh.
     fit: refuse where nothing fits; otherwise return the fastest plan of the most micro-batches.
     recompute: activations may be recomputed in backward where memory binds.
     stage_method: how the stages of pipelines are searched.
@@ -39,6 +41,7 @@ class PlanRequest:
     memory_bytes: int | None = None
     setting: Setting = field(default_factory=Setting)
     pins: tuple[str, ...] = ()
+    max_axes: int = MOST_AXES
     fit: bool = True
     recompute: bool = True
     stage_method: str = "auto"

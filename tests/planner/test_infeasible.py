@@ -85,7 +85,9 @@ def test_a_refusal_asks_what_takes_long_of_small_programs_alone(monkeypatch: pyt
     with monkeypatch.context() as patched:
         for name in slow:
             patched.setattr(one_stage, name, lambda *_, **__: lambda *_, **__: pytest.fail("asked"))
-        patched.setattr("meshwright.planner.chain.lagrangian._lean", lambda *_: pytest.fail("solved to the byte"))
+        patched.setattr(
+            "meshwright.planner.chain.lagrangian._min_memory_chain", lambda *_: pytest.fail("solved to the byte")
+        )
         patched.setattr(plan, "_search", None)  # to call it is an error
         with pytest.raises(PlanError, match=r"are enough, [\d,]+ more: ") as refused:
             make_plan(program, cluster, memory_bytes=4096)

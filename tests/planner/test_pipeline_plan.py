@@ -311,7 +311,7 @@ def test_first_look_goes_on_to_more_micro_batches_until_a_pipeline_fits(gpt: Pro
     first = tight.begin()
     assert first is not None
     assert first.microbatches > batch_cuts(gpt.batch, pipeline.MOST_TASKS)[2]  # of SAMPLES samples each
-    best, _ = tight.finish()
+    best = tight.finish()
     assert best is not None
     assert best.predicted.step_s <= first.predicted.step_s
     nodes = [entry.node for entry in log.log() if entry.node.startswith("pipelines, ")]

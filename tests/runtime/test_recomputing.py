@@ -115,7 +115,7 @@ def test_all_that_can_wait_on_the_host_does_beside_gathers(
     program, cluster = capture(*small_model("llama")), load_cluster("local:2")
     plan = make_plan(program, cluster, pins=("dp=2", "zero=3", "microbatch=3"))
     found = RematOptions.of(plan, program).curves
-    ways = [more[0] if more else kept[0] for kept, more in zip(found.options, found.away, strict=True)]
+    ways = [more[0] if more else kept[0] for kept, more in zip(found.options, found.offload_options, strict=True)]
     away = accounted(with_kept(plan, ways), program)
     assert sum(bool(away.choice(index).offload) for index in range(len(away.segments))) >= 2
     assert_runs_equal("llama", away, ranks)

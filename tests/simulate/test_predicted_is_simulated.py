@@ -141,7 +141,7 @@ def check_drawn(data: st.DataObject, name: str, devices: Sequence[str], numbers:
     found, program = curves_of(name, device, compiled, number), program_of(name)
     method = data.draw(st.sampled_from(("drawn", "sqrt", "nested")))
     if method == "drawn":
-        away = found.away or ((),) * len(found.options)
+        away = found.offload_options or ((),) * len(found.options)
         ways = [data.draw(st.sampled_from((*some, *more))) for some, more in zip(found.options, away, strict=True)]
         plan = found.written(ways, None, 0.0)
     else:
@@ -192,7 +192,7 @@ def test_values_on_the_host_are_simulated(monkeypatch: pytest.MonkeyPatch) -> No
     program, device = program_of("gpt"), GPUS[H200].device
     found = fit_curves(program, device)
     ways = [options[0] for options in found.options]
-    ways[1] = next(kept for kept in found.away[1] if kept.offloaded_bytes)
+    ways[1] = next(kept for kept in found.offload_options[1] if kept.offloaded_bytes)
     plan = found.written(ways, None, 0.0)
     check(plan, program)
     roomy = found.written([options[0] for options in found.options], None, 0.0)
