@@ -176,7 +176,7 @@ def main() -> int:
     OUT.mkdir(exist_ok=True)
     (OUT / "ablation.json").write_text(json.dumps(rows, indent=1))
     for row in rows:
-        found = f"no plan for {row['lost']}"
+        found = f"no plan for {row.get('lost')}"
         if row["slower"] is not None:
             found = f"{row['slower']:+.2%} gap {row['gap']:+.2%} {row['cpu']:+.0%} CPU"
         print(f"{row['constant']:44} {row['from']} -> {row['to']}: {found}")
@@ -196,8 +196,9 @@ def _row(plans: dict[tuple[str, int], Made], asked: list[str], change: tuple[str
     row["plans"] = after
     pairs = [(old, new) for request, old in before.items() if old and (new := after[request])]
     lost = [request for request, old in before.items() if old and not after[request]]
+    row["lost"] = lost
     if lost or not pairs:
-        return {**row, "lost": lost, "slower": None, "gap": None, "cpu": None}
+        return {**row, "slower": None, "gap": None, "cpu": None}
     worst = max(pairs, key=lambda pair: abs(pair[1][0] / pair[0][0] - 1))
     gap = max((new[1] - old[1] for old, new in pairs), key=abs)
     cpu = sum(new[2] for _, new in pairs) / sum(old[2] for old, _ in pairs) - 1

@@ -117,7 +117,8 @@ def measure(name: str, case: Case, other: Path | None) -> dict[str, object]:
 def run(case: Case, place: Path) -> Run:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "meshwright", "plan", *case.request.split(), "--json", "-"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(place)}
+    paths = filter(None, (str(place), os.environ.get("PYTHONPATH")))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=place)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
