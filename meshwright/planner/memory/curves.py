@@ -196,7 +196,7 @@ class Curves:
         flat, static, segments = self.least_bytes, self.static_bytes, len(self.options)
         offloading = min((curves.least_bytes for curves in self.with_offload()), default=flat)
         low = max(0, refused - static, sum(self.gradients) - 1)
-        if method == "flat" or (method == "auto" and (segments > EXACT or low >= flat - static)):
+        if method == "flat" or (method == "auto" and (segments > 2 * EXACT or low >= flat - static)):
             return SmallestBudgets(flat, offloading, flat if method == "flat" else min(flat, offloading))
         chained, order = self.chained(), "nested" if method == "auto" else method
 

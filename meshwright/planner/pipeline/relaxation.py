@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf
 
 import numpy as np
@@ -17,7 +18,7 @@ from meshwright.capture.program import Program, Segment
 from meshwright.cost.op.compute import op_seconds
 from meshwright.cutting import cut_batch
 from meshwright.errors import PlanError
-from meshwright.planner.effort import NEAR
+from meshwright.planner.effort import MOST_UNITS, NEAR
 from meshwright.planner.pipeline.meshes import StageMesh
 from meshwright.planner.space.segment import Space, space
 from meshwright.planner.stages.options import Floats, Ints, StageOptions
@@ -30,15 +31,18 @@ FIGURES = WORK, CROSS, HOST, STATIC = range(4)
 micro-batch; bytes of parameters, gradients and states on each device."""
 
 
-@dataclass(slots=True)
+@dataclass
 class PipelineRelaxation:
     """meshes: all submeshes that stages may have.
-    problem: the stage programme of `stage_classes(meshes)`; its points are replaced."""
+    problem: the stage programme of `stage_classes(meshes)`; its points are replaced.
+    counts: numbers of micro-batches of the search, ascending.
+    """
 
     program: Program
     meshes: Sequence[StageMesh]
     setting: Setting
     problem: StageProblem
+    counts: Sequence[int]
     _options: dict[int, StageOptions | None] = field(default_factory=dict)
     _known: dict[int, tuple[float, float]] = field(default_factory=dict)
 
@@ -47,6 +51,8 @@ class PipelineRelaxation:
 
         enough_s: seconds above which the bound is not raised.
         """
+        if sum(self.problem.devices) > MOST_UNITS:
+            return self._device_seconds
         low_s, high_s = self._known.get(microbatches, (0.0, inf))
         if microbatches not in self._options:
             self._options[microbatches] = self._relaxed(microbatches)
@@ -75,9 +81,28 @@ class PipelineRelaxation:
         self._known[microbatches] = low_s, high_s
         return low_s
 
+    @cached_property
+    def _device_seconds(self) -> float:
+        """Lower bound in any number of micro-batches: all work, shared evenly by all devices.
+
+        Each op takes at least as long in more, smaller micro-batches (as in `planner.search.keep_all`), so the figures
+        of the fewest micro-batches that a submesh allows stand for all of them.
+        """
+        ranks = {place: one.ranks for place, one in enumerate(self.problem.meshes)}
+        least_s = np.full(len(self.program.segments), inf)
+        left = list(self.meshes)
+        for count in self.counts:
+            each, last = cut_batch(self.program.batch, count)
+            for place, found in self._figures(count, left).items():
+                filled = count - 1 + last / each
+                least_s = np.minimum(least_s, filled * ranks[place] * found[:, WORK])
+            if not left:
+                break
+        return float(least_s.sum()) / sum(self.problem.devices)
+
     def _relaxed(self, microbatches: int) -> StageOptions | None:
         """Every range of segments on every class of submeshes, at its least figures."""
-        figures = self._figures(microbatches)
+        figures = self._figures(microbatches, list(self.meshes))
         if not figures:
             return None
         cuts = np.array(self.problem.all_cuts)
@@ -92,17 +117,21 @@ class PipelineRelaxation:
             mesh.append(np.full(len(first), place))
         return _options(self.problem, microbatches, np.concatenate(rows), np.concatenate(mesh), first, last)
 
-    def _figures(self, microbatches: int) -> dict[int, Floats]:
-        """Of each class of submeshes, the least figures of every segment over its meshes."""
+    def _figures(self, microbatches: int, left: list[StageMesh]) -> dict[int, Floats]:
+        """The least figures of every segment, by class of submeshes.
+
+        left: the meshes to look at; those that allow so many micro-batches are removed.
+        """
         each, _ = cut_batch(self.program.batch, microbatches)
         program, setting = self.program.at_batch(each), self.setting.cut(self.program.batch, microbatches)
         places = {one.devices: place for place, one in reversed(list(enumerate(self.problem.meshes)))}
         found: dict[int, Floats] = {}
-        for stage in self.meshes:
+        for stage in tuple(left):
             try:
                 own = _least_figures(program, stage, setting)
             except PlanError:
                 continue  # the batch or the pins do not go with this mesh
+            left.remove(stage)
             place = places[stage.devices]
             found[place] = np.minimum(found[place], own) if place in found else own
         return found

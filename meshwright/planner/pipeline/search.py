@@ -188,7 +188,7 @@ class _Search:
         layers, segments = self.pins.layers, len(self.program.segments)
         cuts = range(segments + 1) if layers is None else accumulate((0, *layers))
         problem = self._problem(stage_classes(self.meshes), tuple(cuts), 1)
-        self.relaxation = PipelineRelaxation(self.program, self.meshes, self.setting, problem)
+        self.relaxation = PipelineRelaxation(self.program, self.meshes, self.setting, problem, self.counts())
 
     @property
     def cutoff_s(self) -> float:
