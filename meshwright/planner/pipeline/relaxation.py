@@ -1,8 +1,8 @@
 """A lower bound on every pipeline in a number of micro-batches: a relaxation of sharding, memory and messages.
 
-Each op takes the strategy that is fastest for it alone, whatever its neighbours take. Nothing is converted, gathered or
-handed over, and memory holds the training state alone. The stage programme over these figures has all cuts, submeshes
-and schedules, so its bound covers pipelines of any shardings and recomputation, searched or not.
+Each segment takes the sharding that is fastest for it alone, whatever its neighbours take, and hides all it can.
+Nothing is handed over between segments, and memory holds the training state alone. The stage programme over these figures has
+all cuts, submeshes and schedules, so its bound covers pipelines of any shardings and recomputation, searched or not.
 """
 
 from __future__ import annotations
@@ -14,21 +14,24 @@ from math import inf
 
 import numpy as np
 
-from meshwright.capture.program import Program, Segment
+from meshwright.capture.program import Program
 from meshwright.cost.op.compute import op_seconds
 from meshwright.cutting import cut_batch
 from meshwright.errors import PlanError
 from meshwright.planner.effort import MOST_UNITS, NEAR
 from meshwright.planner.pipeline.meshes import StageMesh
-from meshwright.planner.space.segment import Space, space
+from meshwright.planner.sharding.model import ShardingModel
+from meshwright.planner.space.long_lived import has_many_alive
+from meshwright.planner.space.segment import Space
 from meshwright.planner.stages.options import Floats, Ints, StageOptions
 from meshwright.planner.stages.problem import MeshClass, StageProblem
 from meshwright.planner.stages.search import any_within
 from meshwright.price.parameter import Setting
 
-FIGURES = WORK, CROSS, HOST, STATIC = range(4)
+FIGURES = WORK, CROSS, HOST, STATIC, STEP = range(5)
 """Of a segment: seconds of a micro-batch; of these, what is not a weight half; seconds of the host that asks for a
-micro-batch; bytes of parameters, gradients and states on each device."""
+micro-batch; bytes of parameters, gradients and states on each device; seconds of a step, with conversions inside the
+segment and what no compute hides."""
 
 
 @dataclass
@@ -51,7 +54,7 @@ class PipelineRelaxation:
 
         enough_s: seconds above which the bound is not raised.
         """
-        if sum(self.problem.devices) > MOST_UNITS:
+        if self._is_large:
             return self._device_seconds
         low_s, high_s = self._known.get(microbatches, (0.0, inf))
         if microbatches not in self._options:
@@ -80,6 +83,10 @@ class PipelineRelaxation:
                     low_s = middle_s
         self._known[microbatches] = low_s, high_s
         return low_s
+
+    @property
+    def _is_large(self) -> bool:
+        return sum(self.problem.devices) > MOST_UNITS
 
     @cached_property
     def _device_seconds(self) -> float:
@@ -128,7 +135,7 @@ class PipelineRelaxation:
         found: dict[int, Floats] = {}
         for stage in tuple(left):
             try:
-                own = _least_figures(program, stage, setting)
+                own = _least_figures(program, stage, setting, not self._is_large)
             except PlanError:
                 continue  # the batch or the pins do not go with this mesh
             left.remove(stage)
@@ -146,25 +153,29 @@ def stage_classes(meshes: Sequence[StageMesh]) -> tuple[MeshClass, ...]:
     return tuple(found.values())
 
 
-def _least_figures(program: Program, stage: StageMesh, setting: Setting) -> Floats:
-    """By segment; a weight counts in the first segment that reads it."""
+def _least_figures(program: Program, stage: StageMesh, setting: Setting, conversions: bool) -> Floats:
+    """By segment; a weight counts in the first segment that reads it.
+
+    conversions: count those inside a segment, which takes longer; never where many values are alive at once.
+    """
+    free = ShardingModel(program, stage.mesh, stage.pins, setting, overlap_weight=0.0)
+    tables = conversions and not has_many_alive(program)
     known: dict[object, list[float]] = {}
     counted: set[str] = set()
     found = np.zeros((len(program.segments), len(FIGURES)))
     for index, segment in enumerate(program.segments):
         new = tuple(name not in counted for name in segment.params)
-        key = (segment.graph, new)
+        key = (id(free.problem(index)) if tables else segment.graph, new)
         if key not in known:
-            known[key] = _least_of(program, segment, new, stage, setting)
+            own = _least_of(free.space(segment), new)
+            step_s = float(free.solve(index, 0.0).costs.min()) / free.scale if tables else 0.0
+            known[key] = [*own, max(step_s, setting.microbatches * own[WORK])]
         counted.update(segment.params)
         found[index] = known[key]
     return found
 
 
-def _least_of(
-    program: Program, segment: Segment, new: tuple[bool, ...], stage: StageMesh, setting: Setting
-) -> list[float]:
-    here = space(program.graph(segment), segment.params, program.batch, stage.mesh, stage.pins, setting)
+def _least_of(here: Space, new: tuple[bool, ...]) -> list[float]:
     work_s = sum(float(costs.min()) for costs in here.op_costs)
     held = [here.least_weight(value)[0] for value, own in zip(here.graph.params, new, strict=True) if own]
     return [work_s, min(work_s, _cross_s(here)), sum(here.op_host_s), float(sum(held))]
@@ -190,7 +201,7 @@ def _options(
     order = np.lexsort((end, mesh, begin))
     sums, mesh, begin, end = sums[order], mesh[order], begin[order], end[order]
     cross_s, nothing = sums[:, CROSS], np.zeros(len(mesh))
-    host_s = microbatches * np.maximum(0.0, sums[:, HOST] - sums[:, WORK])
+    more_s = np.maximum(microbatches * sums[:, HOST], sums[:, STEP]) - microbatches * sums[:, WORK]
     limits = np.array([float(one.memory_bytes) for one in problem.meshes])
     return StageOptions(
         points=(),
@@ -203,7 +214,7 @@ def _options(
         forward_s=cross_s,
         input_s=nothing,
         weight_s=sums[:, WORK] - cross_s,
-        fixed_s=host_s,
+        fixed_s=np.maximum(0.0, more_s),
         static_bytes=sums[:, STATIC],
         held_bytes=sums[:, STATIC],
         resident_bytes=nothing,
