@@ -1,8 +1,9 @@
 """A lower bound on every pipeline in a number of micro-batches: a relaxation of sharding, memory and messages.
 
 Each segment takes the sharding that is fastest for it alone, whatever its neighbours take, and hides all it can.
-Nothing is handed over between segments, and memory holds the training state alone. The stage programme over these figures has
-all cuts, submeshes and schedules, so its bound covers pipelines of any shardings and recomputation, searched or not.
+Nothing is handed over between segments, and memory holds the training state alone. The stage programme over these
+figures has all cuts, submeshes and schedules, so its bound covers pipelines of any shardings and recomputation, searched
+or not.
 """
 
 from __future__ import annotations
