@@ -2,8 +2,8 @@
 
 Each segment takes the sharding that is fastest for it alone, whatever its neighbours take, and hides all it can.
 Nothing is handed over between segments, and memory holds the training state alone. The stage programme over these
-figures has all cuts, submeshes and schedules, so its bound covers pipelines of any shardings and recomputation, searched
-or not.
+figures has all cuts, submeshes and schedules. So its bound covers pipelines of any shardings and recomputation,
+searched or not.
 """
 
 from __future__ import annotations
