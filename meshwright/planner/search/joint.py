@@ -1,9 +1,9 @@
-"""Sharding and recomputation under one budget.
+"""Branch and bound over meshes and micro-batch counts, with sharding and rematerialisation under one budget.
 
-Meshes and numbers of micro-batches are looked at in the order of their bounds (`bounds`) until none can win. `refine`
-chooses exactly, for a sharding, what each instance keeps, recomputes and chunks, on the traced pairs and their real
-peaks; `together` looks at the shardings of one mesh in one number of micro-batches, at one of them as a probe, then at
-more and at their mixtures. What is found one after the other (`sweep`) is there too, so as to be beaten.
+A node is a mesh with a number of micro-batches. Nodes are expanded best bound first (`dual_bound`). A probe refines one
+sharding of the node (`mesh_search`); the most promising nodes are then searched with mixtures of shardings. `refine`
+chooses exactly what each segment keeps, recomputes and chunks, on its traced pairs and their peaks. Shardings of larger
+budgets, rematerialised afterwards (`shard_then_remat`), are incumbents to beat.
 """
 
 from __future__ import annotations
@@ -40,11 +40,14 @@ def joint_search(
     gap: float = 0.0,
     elsewhere: Callable[[float], Plan | None] | None = None,
 ) -> tuple[Plan | None, float]:
-    """(the fastest plan, `best` where recomputation does not help; a bound on all of them). flat: every segment runs
-    forward once, and nothing waits on the host. simpler_within: steps closer than this part are equal, and the plan of
-    fewer axes is taken. effort: how much is searched. gap: a node is pruned whose bound is within this part of the
-    incumbent. elsewhere: the best of plans of several stages, if their bound is below the given one of all nodes that
-    are left."""
+    """(the fastest plan, or `best` where rematerialisation does not help; a lower bound on the step of all plans).
+
+    flat: every segment runs forward once, and nothing is offloaded.
+    simpler_within: the plan of fewer mesh axes is taken where steps differ by less than this part.
+    effort: limits of the search, in work.
+    gap: a node is pruned if its bound is within this part of the incumbent.
+    elsewhere: the best pipeline, if the bound of pipelines is below the given seconds.
+    """
     state = _State(program, budget_bytes, assemble, best, log or SearchRecorder(), flat, simpler_within, effort, gap)
     state.elsewhere = elsewhere
     if STOP.requested and best:
@@ -71,7 +74,7 @@ def joint_search(
 
 @dataclass(slots=True)
 class _State:
-    """The best so far, what was proven on the way, what was probed, and the steps that sweeps of budgets found."""
+    """The incumbent, the bounds of pruned nodes, the nodes probed, and the steps found by sweeps of budgets."""
 
     program: Program
     budget_bytes: int
@@ -93,11 +96,11 @@ class _State:
 
     @property
     def near_s(self) -> float:
-        """What a bound has to be below for its node to be pursued."""
+        """Nodes with a bound above this many seconds are pruned."""
         return (1 - max(self.effort.near, self.gap)) * self.incumbent_s
 
     def cutoff_s(self, axes: int) -> float:
-        """What a plan on a mesh of so many axes has to be faster than."""
+        """The seconds that a plan on a mesh of so many axes has to beat."""
         more = self.best is not None and len(self.best.stages) == 1 and axes > axes_of(self.best)
         return self.incumbent_s * (1 - self.simpler_within) if more else self.incumbent_s
 
@@ -105,8 +108,11 @@ class _State:
         sweep_budgets(candidates, self.budget_bytes, self._refined, self.best, exactly=False)
 
     def sweep_open(self, candidates: list[Candidate], found: list[SearchNode]) -> None:
-        """On the nodes that could yet win. Those with the lowest bounds are refined first, and of one node what was
-        found for the smallest budget, which has least to recompute: what they reach prunes others."""
+        """Sweeps budgets on the nodes that may still improve on the incumbent.
+
+        Nodes with the lowest bounds are refined first, and of each node the sharding of the smallest budget, which
+        recomputes least. Their steps prune other nodes.
+        """
         met: list[tuple[Chain, ShardingModel]] = []
         kept = _only(candidates, self.promising(found))
         sweep_budgets(kept, self.budget_bytes, lambda *one: met.append(one), self.best, exactly=False)
