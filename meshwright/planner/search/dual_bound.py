@@ -1,11 +1,12 @@
-"""What no plan on a mesh, in a number of micro-batches, is faster than, however it shards and whatever it recomputes.
+"""Lower bounds on the step of one (mesh, micro-batch count) over all shardings and rematerialisations.
 
-A price per byte charges what is held; what backward reads may be recomputed instead, for no less than the seconds of
-what makes it. So
+A Lagrangian relaxation of the memory limit. Held bytes are charged at a price l. A saved tensor may be recomputed
+instead, for no less than the seconds of its producer. With r the overlap weight,
 
-    bound(l, r) = min over chains of (seconds at the weight r of what overlaps compute + charges at l) - l * room
+    bound(l, r) = min over chains of (seconds at r + charges at l) - l * budget          (`_bound_s`)
 
-is below every chain that recomputes what it likes.
+is at most the step of every plan of the node, by weak duality. It is concave in l, so its maximum is bracketed
+(`_highest`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from meshwright.planner.sharding.model import ShardingModel
 
 @dataclass(frozen=True, slots=True)
 class DualBound:
-    """What nothing is faster than. price: per byte, at which that is proven; 0 where it is so at any."""
+    """A lower bound in seconds, and the price per byte that proves it; 0 where memory plays no part."""
 
     seconds: float
     price: float
@@ -33,8 +34,10 @@ class DualBound:
 
 @dataclass(frozen=True, slots=True)
 class SearchNode:
-    """weighed: what overlaps compute is in the bound. handicap: by which part its bound counts as higher where nodes
-    are ordered, so that simpler ones come first."""
+    """A mesh with a micro-batch count, and its lower bound.
+
+    weighed: the bound counts communication that overlaps compute.
+    handicap: part by which the bound is raised in the order of nodes, so that simpler meshes come first."""
 
     bound: DualBound
     candidate: Candidate
@@ -46,7 +49,7 @@ class SearchNode:
         return self.candidate.shardings(self.microbatches).recomputing()
 
     def is_at(self, shardings: ShardingModel) -> bool:
-        """Whether the frontier is of the same node."""
+        """Whether these shardings are of the same mesh, pins and micro-batch count."""
         own = self.candidate.shardings(self.microbatches)
         return own.mesh == shardings.mesh and own.pins == shardings.pins and own.setting == shardings.setting
 
@@ -57,9 +60,11 @@ class SearchNode:
 def search_nodes(
     candidates: list[Candidate], budget_bytes: int, incumbent_s: float, cutoff_s: float = inf
 ) -> Iterable[SearchNode]:
-    """Every mesh and number of micro-batches that could be faster than what is known, at its best bound by compute; of
-    a mesh of more axes at one that is no lower than that of a simpler one. cutoff_s: nodes that cannot be faster will
-    not be expanded; once a number of micro-batches is such without a memory limit, its bound stands for larger ones."""
+    """The nodes that may beat the incumbent, with bounds that count compute alone.
+
+    The bound of a mesh of more axes is raised no further than that of a simpler mesh.
+    cutoff_s: a node with a bound above it will not be expanded. Where that holds without a memory limit, one
+        node stands for all larger micro-batch counts of its mesh."""
     price = 0.0
     simpler: dict[int, DualBound] = {}
     for candidate in sorted(candidates, key=lambda one: one.axes):
@@ -89,27 +94,27 @@ def search_nodes(
 
 
 def _is_last(candidate: Candidate, shardings: ShardingModel, cutoff_s: float) -> bool:
-    """Whether neither this number of micro-batches nor a larger one could be faster than `cutoff_s`."""
+    """Whether no micro-batch count from this one on can beat `cutoff_s`."""
     if not candidate.rising or not shardings.bounds or step_bound_s(shardings) < cutoff_s:
         return False
     return not any_evener(candidate, shardings)
 
 
 def tightened(node: SearchNode, budget_bytes: int, incumbent_s: float) -> SearchNode:
-    """With what overlaps compute in its bound."""
+    """The node with communication that overlaps compute in its bound."""
     bound = best_bound(weighed(node.shardings())[1:], budget_bytes, incumbent_s, node.bound)
     return replace(node, bound=bound, weighed=True)
 
 
 def best_bound(
-    frontiers: Iterable[ShardingModel], budget_bytes: int, incumbent_s: float, best: DualBound, start: float = 0.0
+    models: Iterable[ShardingModel], budget_bytes: int, incumbent_s: float, best: DualBound, start: float = 0.0
 ) -> DualBound:
-    """The highest over these weights and all prices; no more is asked once it is no better than what is known.
+    """The highest bound over the overlap weights of these models and all prices.
 
-    best: what is known to hold.
-    start: the price that is asked for first where `best` has none, in seconds per byte.
-    """
-    for shardings in frontiers:
+    incumbent_s: a bound above it is high enough.
+    best: the bound known before.
+    start: the first price to try where `best` has none, in seconds per byte."""
+    for shardings in models:
         best = _highest(shardings, budget_bytes, incumbent_s, best, best.price or start)
     return best
 
@@ -117,8 +122,7 @@ def best_bound(
 def _highest(
     shardings: ShardingModel, budget_bytes: int, incumbent_s: float, best: DualBound, start: float
 ) -> DualBound:
-    """The maximum over the price, in which the bound is concave: prices are asked for outwards from the first until
-    they enclose it, then between, where lines through what was met say that it may lie yet higher."""
+    """The maximum over the price: prices are tried outwards until they enclose it, then inside."""
     price = start or best.seconds / max(1, budget_bytes)
     met: dict[float, float] = {}
     for _ in range(RETRIES):

@@ -130,8 +130,11 @@ class _State:
         return plan
 
     def look_at(self, found: list[SearchNode], improving: bool = False) -> list[SearchNode]:
-        """Those with the lowest bounds: all of what they have while nothing fits, as a probe then. improving: until a
-        probe is no better. Returns the others."""
+        """Expands nodes, best bound first.
+
+        While nothing fits, a node is searched in full; with an incumbent it is probed.
+        improving: stop once a probe is no better than the incumbent.
+        Returns the nodes that were not expanded."""
         found = [replace(one, handicap=self.simpler_within * (one.candidate.axes - 1)) for one in found]
         heapify(found)
         while found and not (STOP.requested and self.best):
@@ -164,7 +167,7 @@ class _State:
         return found
 
     def look_elsewhere(self, left: list[SearchNode]) -> None:
-        """Where no probe was faster than a plan of several stages, more of those come first: they leave fewer nodes."""
+        """Goes on with pipelines where no probe beats the pipeline found: a better one prunes more nodes."""
         if self.elsewhere is None or self.best is None or len(self.best.stages) == 1 or not left:
             return
         plan = self.elsewhere(min(node.bound.seconds for node in left))
@@ -172,11 +175,11 @@ class _State:
             self.best = plan
 
     def promising(self, found: list[SearchNode]) -> list[SearchNode]:
-        """Those whose bound is low enough to be looked at, and lower than that of any mesh of fewer axes."""
+        """Nodes that are not pruned by the incumbent, nor by a mesh of fewer axes with as low a bound."""
         return [one for one in found if one.bound.seconds < self.near_s and not self._has_simpler(one, found)]
 
     def _why_pruned(self, node: SearchNode) -> str:
-        """Empty where the node is to be expanded."""
+        """The reason for pruning a node; empty where it is to be expanded."""
         if len(self.probed) >= self.effort.probed:
             return f"the effort allows {self.effort.probed} probes"
         if node.bound.seconds >= self.near_s:
@@ -185,7 +188,7 @@ class _State:
         return "a mesh of fewer axes has as low a bound" if self._has_simpler(node, fitting) else ""
 
     def _has_simpler(self, node: SearchNode, others: list[SearchNode]) -> bool:
-        """Whether one of the others is a mesh of fewer axes, in as many micro-batches, whose bound is as low."""
+        """Whether a mesh of fewer axes, with the same micro-batch count, has as low a bound."""
         reach_s = node.bound.seconds * (1 + self.simpler_within)
         return self.simpler_within > 0 and any(
             other.microbatches == node.microbatches
@@ -195,7 +198,7 @@ class _State:
         )
 
     def refine_probed(self) -> None:
-        """The most promising of what was probed; of what did not fit, more micro-batches."""
+        """Searches the most promising probed nodes in full; where none fits, more micro-batches come first."""
         reached = [(min(step_s, self._swept_s(node)), node, one) for step_s, node, one in self.probed]
         order = sorted(reached, key=lambda one: (one[0], -one[1].microbatches))
         for step_s, node, mesh_search in order[: self.effort.refined]:
@@ -206,7 +209,7 @@ class _State:
                 self._take(node, mesh_search.fastest(node.bound.price) or mesh_search.otherwise())
                 self.log.expanded(_node(node), "searched with mixtures of shardings", node.bound.seconds, step_s)
                 if (1 - self.effort.near) * before_s < self.incumbent_s < inf and self.effort.near:
-                    return  # what promised most has kept little of it
+                    return  # the most promising node improved the incumbent by too little to search another
 
     def _swept_s(self, node: SearchNode) -> float:
         """The fastest step that a sweep of budgets has found on a node."""
@@ -214,7 +217,7 @@ class _State:
         return min((step_s for step_s, other in self.swept if other.is_at(known)), default=inf)
 
     def refine_best(self) -> None:
-        """With backwards in more chunks."""
+        """Refines the incumbent once more, with backward in more chunks."""
         best = self.best
         if best is not None and not STOP.requested and len(best.stages) == 1 and best.recomputes and not best.order:
             self._better(refine(best, self.program, self.budget_bytes, flat=self.flat))
@@ -225,7 +228,7 @@ class _State:
             self.log.incumbent(_node(node), self.incumbent_s)
 
     def _better(self, plan: Plan | None) -> None:
-        """Of one stage, found by other ways than from an entry."""
+        """Takes a plan that no node of the heap led to."""
         if plan is not None and plan.predicted.step_s < self.incumbent_s:
             self.best = plan
             name, how = "x".join(map(str, plan.mesh.sizes)), ", recomputing" if plan.recomputes else ""
@@ -237,12 +240,12 @@ def _node(node: SearchNode) -> str:
 
 
 def axes_of(plan: Plan) -> int:
-    """Of more than one device, in a plan of one stage."""
+    """Mesh axes of more than one device, of a plan of one stage."""
     return sum(size > 1 for size in plan.mesh.sizes)
 
 
 def _only(candidates: list[Candidate], found: list[SearchNode]) -> list[Candidate]:
-    """The candidates with those numbers of micro-batches alone that have an entry."""
+    """The candidates, each with the micro-batch counts of its nodes alone."""
     numbers: dict[int, set[int]] = {}
     for node in found:
         numbers.setdefault(id(node.candidate), set()).add(node.microbatches)

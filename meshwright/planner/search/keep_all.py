@@ -1,12 +1,12 @@
-"""The fastest chain that fits, over all meshes and all numbers of micro-batches, and a bound over all of them.
+"""Search over meshes and micro-batch counts with everything kept.
 
 On a GPU more micro-batches never make the work faster: each op and each conversion takes at least as long in pieces. So
-the chain of one micro-batch without a memory limit bounds every number of them on a mesh, and once a number fits
-without paying for memory, larger ones are not looked at. On a CPU all numbers are. Meshes of more than two axes come
-last: most cannot beat what was found by then.
+the chain of one micro-batch without a memory limit bounds every count on its mesh. Once a count fits without a price
+for memory, larger counts are pruned. On a CPU all counts are searched. Meshes of more than two axes come last, since
+the incumbent prunes most of them.
 
-Of steps that are equal but for a part the simplest is taken: fewer axes, then fewer micro-batches, then fewer ways
-of running segments. So what is simpler than the best is looked at as long as it could be as fast.
+Of steps within a part of each other the simplest is taken: fewest mesh axes, then fewest micro-batches, then fewest
+distinct layers. So nodes that are simpler than the incumbent are searched as long as they may be as fast.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from meshwright.planner.sharding.model import ShardingModel
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A mesh: what makes its ShardingModel for a number of micro-batches, and the numbers to look at, ascending.
+    """A mesh with its micro-batch counts, ascending.
 
+    shardings: makes the ShardingModel of a count.
+    drop: frees the ShardingModel made last.
     weights: overlap weights to try; a ShardingModel has the first, which mostly gives the best bound.
-    drop: forgets the ShardingModel made last.
-    later: looked at when the others have been.
-    axes: of more than one device.
-    rising: more micro-batches are no faster; on a CPU smaller ones may be, whose values stay in its caches.
-    """
+    later: searched after the others.
+    axes: number of axes of more than one device.
+    rising: more micro-batches are no faster. On a CPU they may be, since small values stay in its caches."""
 
     name: str
     microbatches: tuple[int, ...]
@@ -55,7 +55,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class FoundChain:
-    """A chain that was found, of the candidate at this place. rank: the simplest has the least."""
+    """A chain found on one candidate. rank: the simplest has the least."""
 
     chain: Chain
     shardings: ShardingModel
@@ -65,9 +65,14 @@ class FoundChain:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """met: the fastest and its equals; none where none is faster than was asked for. bound_s: on all of them. floors:
-    what each candidate, by its place, is not faster than. slower: from which number of micro-batches on it is no faster
-    than what is known. tight: candidates that more memory might make faster. limit_s: slower ones were left out."""
+    """The fastest chains, and what the search proved.
+
+    met: the fastest chain and its equals; empty where none beats the limit.
+    bound_s: lower bound on the step of all candidates.
+    floors: lower bound of each candidate, by its place.
+    slower: micro-batch count from which on a candidate cannot beat the incumbent.
+    tight: candidates that more memory may make faster.
+    limit_s: slower chains were left out."""
 
     met: tuple[FoundChain, ...]
     bound_s: float
@@ -99,13 +104,13 @@ def search(
     gap: float = 0.0,
     hard: bool = True,
 ) -> SearchResult:
-    """Faster than `limit_s`, if any is. first: the first that is found is enough. exactly: as for `solve_chain`. same:
-    steps closer than this part are equal. quick: values may be recomputed later, so that chains which pay more for
-    memory than that takes are of no use. gap: a node is pruned whose bound is within this part of the incumbent.
-    hard: as for `solve_chain`.
+    """The fastest chain that fits, if it beats `limit_s`. Meshes are searched best bound first.
 
-    Meshes in the order of what they could reach; those that cannot beat what was found are not looked at further.
-    """
+    first: the first chain that fits is enough.
+    exactly, hard: as for `solve_chain`.
+    same: steps closer than this part are equal.
+    quick: rematerialisation follows, so chains that pay more for memory than it takes are of no use.
+    gap: a node is pruned if its bound is within this part of the incumbent."""
     floors: dict[int, float] = {}
     hard = hard and not quick
     state = _State(budget_bytes, limit_s, log or SearchRecorder(), floors, exactly, same, hard, gap, first)

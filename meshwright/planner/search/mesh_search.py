@@ -1,9 +1,10 @@
-"""One mesh and number of micro-batches: the fastest of its shardings, each instance keeping what it can.
+"""The fastest plan of one node: shardings on one mesh with one micro-batch count, rematerialised by segment.
 
-Shardings are met at prices per byte and weights of what overlaps compute, the highest first: it takes least of the
-memory for weights. What every segment does in any of them is offered to all instances alike (`mixture`). A step is the
-longer of compute and of what overlaps it, while a mixture is looked for at a weight between the two, where one of
-them is mostly much the longer: so two mixtures are also spliced, some instances from one and the rest from the other.
+Shardings are shortest paths at several prices per byte and overlap weights. The highest price comes first, since its
+sharding leaves most memory. Each sharding is traced, and what its segments do is offered to all equal segments, which
+may mix shardings (`remat_chain.combine_offers`). A step is the longer of compute and of the communication that overlaps
+it, but combinations are searched at fixed weights between the two. So two of them may cross over: the first segments of
+one, the last segments of the other.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ Assemble = Callable[[Chain, ShardingModel], Plan]
 Offered = Callable[[Plan, RematOptions], Options]
 
 FEWER = CHUNKS[:1]
-"""Chunks of backwards while shardings are compared; the best of them may have more."""
+"""Chunks of backward while shardings are compared; the best of them may have more."""
 
 
 @dataclass(frozen=True, slots=True)
 class _TracedSharding:
-    """A sharding whose pairs are traced, and what is offered of them."""
+    """A sharding with its traced pairs and the rematerialisation points offered to the search."""
 
     chain: Chain
     ways: RematOptions
@@ -50,9 +51,10 @@ class _TracedSharding:
 
 @dataclass(slots=True)
 class MeshSearch:
-    """offered: of a sharding's ways those that may be taken; all unless given, and values may wait on the host.
-    most_met: shardings whose segments are traced; each takes a part of a second. Of the mixtures that are quickest as
-    many are arranged."""
+    """The search of one node.
+
+    offered: selects the rematerialisation points of a sharding that may be taken; all unless given, offload included.
+    most_met: limit of shardings that are traced, and of combinations whose equal segments are permuted."""
 
     shardings: ShardingModel
     program: Program
@@ -66,7 +68,9 @@ class MeshSearch:
     most_met: int = EFFORTS["default"].shardings
 
     def fastest(self, price: float) -> Plan | None:
-        """Faster than what is known, if any is. price: of the best bound."""
+        """The fastest plan found, None where none beats the incumbent.
+
+        price: seconds per byte at which the node's bound is proven."""
         chains = self._chains(price)
         while chains and len(self.met) < self.most_met:
             most = max(range(len(chains)), key=lambda place: self._new(chains[place]))
@@ -89,8 +93,9 @@ class MeshSearch:
         return self.best
 
     def probe(self, price: float, most_s: float) -> float:
-        """The step of a sharding that may be the best of them, or else of one that takes less memory; infinite where
-        none of those fits. most_s: of one that takes longer with all kept no more is asked, and it is not traced."""
+        """Seconds of a step of one sharding: the most promising, else one that holds less; infinite if none fits.
+
+        most_s: a sharding that takes longer with everything kept is not traced, and no other is tried."""
         bases = weighed(self.shardings)
         middle, scale = bases[len(bases) // 2], memory_free_bound_s(self.shardings) / self.budget_bytes
         prices = (price, sqrt(max(price, scale) * PRICES[-1] * scale), PRICES[-1] * scale)
@@ -106,8 +111,11 @@ class MeshSearch:
         return inf
 
     def look_at(self, chain: Chain, mixed: RematChain | None = None, slow: bool = False) -> float:
-        """The sharding with what it keeps chosen, or as the mixture has it; it becomes the best if it is. Returns its
-        step, infinite where it does not fit. slow: also of one that is slower than what is known."""
+        """Rematerialises one sharding and takes it if it beats the incumbent.
+
+        mixed: the rematerialisation, where it is given.
+        slow: also a sharding that is slower than the incumbent with everything kept.
+        Returns the seconds of its step, infinite where it does not fit."""
         plan = self.assemble(chain, self.shardings)
         ways = RematOptions.of(plan, self.program, FEWER)
         options = self.offered(plan, ways) if self.offered else None
@@ -126,8 +134,7 @@ class MeshSearch:
         return best.predicted.step_s
 
     def otherwise(self) -> Plan | None:
-        """Where nothing fits: backwards in more chunks; or segments run forward more than once, and keep not even their
-        inputs."""
+        """Where nothing fits: backward in more chunks, or nested orders that recompute segment inputs."""
         promising = [one for one in self.met if one.chain.seconds < self.incumbent_s]
         least = min(promising, key=lambda one: sum(point.held_bytes for point in one.ways.points), default=None)
         if self.fits or least is None:
@@ -138,7 +145,7 @@ class MeshSearch:
         return found if found or flat else refine_nested(plan, self.program, least.ways, self.budget_bytes)
 
     def _chains(self, price: float) -> list[Chain]:
-        """Distinct ones, those first that are most needed."""
+        """Distinct shardings to trace, those that hold least first."""
         bases = weighed(self.shardings)
         middle = bases[len(bases) // 2]
         scale = memory_free_bound_s(self.shardings) / self.budget_bytes
@@ -153,19 +160,19 @@ class MeshSearch:
         return found
 
     def _lean(self, base: ShardingModel, chain: Chain) -> Chain:
-        """The same where, if its weights leave too little for what an op needs while it runs, none may need more."""
+        """The chain, or one under a cap on transients where its weights leave too little memory for them."""
         cap_bytes = self.budget_bytes - chain.static_bytes
         if cap_bytes <= 0 or chain.transient_bytes <= cap_bytes:
             return chain
         return chain_under_cap(base.capped(cap_bytes), chain.price) or chain
 
     def _new(self, chain: Chain) -> int:
-        """How many of its segments do what no mixture has."""
+        """The number of its segments that no traced sharding has alike."""
         every = range(len(chain.points))
         return sum(all(not _alike(chain, one.chain, index) for one in self.met) for index in every)
 
     def _mixture(self, price: float, weight: float) -> RematChain | None:
-        """One that fits with the gradients that wait in it: in less room where they are more than was thought."""
+        """The best combination of offers; tried with a smaller budget where pending gradients push it over."""
         offers = _offers(self.met)
         room = self.budget_bytes - min(pending_bytes(one.ways, one.chain.microbatches) for one in self.met)
         for _ in range(RETRIES):
@@ -182,7 +189,7 @@ class MeshSearch:
 
 
 def weighed(shardings: ShardingModel) -> list[ShardingModel]:
-    """What is moved during compute may hide behind it or not: each of these finds what is good in its case."""
+    """Copies at each overlap weight: overlapping communication is hidden at the first, exposed at the last."""
     return [shardings.weighed(weight) for weight in OVERLAP_WEIGHTS] if shardings.mesh.any_overlap else [shardings]
 
 
@@ -197,8 +204,7 @@ def _alike(one: Chain, other: Chain, index: int) -> bool:
 
 
 def _offers(met: Sequence[_TracedSharding]) -> list[list[SegmentOffer]]:
-    """Per segment, what the chains do there with each of the ways to keep; the same once, and nothing that another
-    between the same boundary options beats in everything."""
+    """The Pareto-optimal offers of every segment: each traced sharding with each of its rematerialisation points."""
     offers: list[list[SegmentOffer]] = []
     known: dict[object, list[SegmentOffer]] = {}
     for index in range(len(met[0].chain.points)):

@@ -1,6 +1,8 @@
-"""Every sharding of a tiny program, in the order of their steps with everything kept: what searches by rough counts of
-peaks overlook is found here, and a bound is raised to the fastest step that one of them has in any way to run it
-(`every_way`)."""
+"""Proof by enumeration, for tiny programs: every sharding, in the order of its step with everything kept.
+
+Shardings that the rough peaks of the search overlook are found here. The bound is raised to the fastest step that any
+sharding has under any rematerialisation (`planner.memory.enumerate`).
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,12 @@ def prove(
     simpler_within: float,
     flat: bool,
 ) -> tuple[Plan | None, float]:
-    """(the fastest plan; a bound on all of them, zero where there are too many). most: partial choices that are
-    enumerated; one sharding in RESOLUTION / 2 of these is traced, and looked at in as many ways to run it.
-    simpler_within: a plan has to be faster than `best` by more than this part. flat: as for `refine`."""
+    """(the fastest plan, a lower bound on all plans; zero where there are too many shardings).
+
+    most: partial choices to enumerate. One sharding in RESOLUTION / 2 of them is traced, with as many
+        rematerialisations.
+    simpler_within: a plan has to beat `best` by more than this part.
+    flat: as for `refine`."""
     bounds, each = [], RESOLUTION // 2
     tries = most // each
     for candidate in candidates:

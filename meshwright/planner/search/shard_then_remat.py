@@ -1,5 +1,7 @@
-"""One after the other: shardings that are fastest under several budgets with all kept, each then recomputing what it
-must under the true one. That is Colossal-Auto's sweep; what is solved together begins with it, so as to be no slower.
+"""Shard first, then rematerialise: Colossal-Auto's sweep of budgets.
+
+Each sharding is the fastest under a larger budget with everything kept. It then recomputes what it must under the true
+budget. The joint search begins with these plans as incumbents.
 """
 
 from __future__ import annotations
@@ -25,10 +27,13 @@ def sweep_budgets(
     exactly: bool = True,
     to_the_end: bool = False,
 ) -> Plan | None:
-    """The fastest of them, `best` where none is faster. The first budget is all the memory that a sharding wants; each
-    following one lies between what the last sharding took and the true one. refined: the plan of a sharding under the
-    true budget. exactly: as for `solve_chain`; what takes long to make fit with all kept is asked for only while
-    nothing fits otherwise. to_the_end: the last budget is the true one."""
+    """The fastest plan of the sweep, or `best` where none is faster.
+
+    The first budget has no limit. Each following one is the geometric mean of the last peak and the true budget.
+    Where a budget fits nothing, the next lies halfway back to the last peak.
+    refined: the plan of a sharding under the true budget.
+    exactly: as for `solve_chain`.
+    to_the_end: the last budget is the true one."""
     room = peak = ANY_BYTES
     skipped = False
     while peak > budget_bytes:
