@@ -50,7 +50,7 @@ class FrontierPoint:
     lookup: backward reads no parameter (an embedding).
     grad_buckets: equal parts in which gradients leave while backward runs.
     core_driven_comm_s: the part of overlappable_s that takes the time of the cores that compute.
-    slowed_s: how much longer compute takes beside the rest of it, per micro-batch (`cluster.contention`).
+    slowed_s: how much longer compute takes while the rest of it runs, per micro-batch (`cluster.contention`).
     """
 
     choice: Choice

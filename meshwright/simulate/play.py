@@ -6,7 +6,7 @@ ends have begun it and the one before it on its channel is over; latency first, 
 with the number of messages on its links. A stage that need not wait runs on by itself; only messages that share links
 are taken in order of time. So a step costs what its instructions and messages number, whatever the number of ranks.
 
-Beside compute a stage has lanes (`lane`): gathers and reductions, copies to the host, copies back. Its host runs ahead
+A stage has compute and lanes (`lane`): gathers and reductions, copies to the host, copies back. Its host runs ahead
 of its device; over many steps a step takes the longer of what the two need.
 """
 

@@ -109,7 +109,7 @@ class PipelineSearch:
         )
 
     def begin(self) -> Plan | None:
-        """The best in the first number of micro-batches in which one fits, by a rough count of its bytes."""
+        """The best pipeline in the first micro-batch count that fits, by a rough count of its bytes."""
         search = self._search
         if search is None:
             return None
@@ -120,7 +120,7 @@ class PipelineSearch:
         return search.best
 
     def go_on(self, others_s: float) -> Plan | None:
-        """The best in other numbers of micro-batches too, where the bound is below `others_s`, that of other plans."""
+        """The best pipeline of all counts, if a bound of theirs is below `others_s`, that of other plans."""
         search = self._search
         if search is None or search.best is None:
             return None
@@ -192,13 +192,15 @@ class _Search:
 
     @property
     def cutoff_s(self) -> float:
-        """What a pipeline has to be faster than; of a step found elsewhere the gap is off already."""
+        """The seconds that a pipeline has to beat; an incumbent found elsewhere has the gap taken off."""
         return self.incumbent_s if self.best is None else (1 - self.gap) * self.incumbent_s
 
     def relax_memory(self, again: bool = False) -> None:
-        """Where nothing fits: the stage programme counts roughly, and more than traced pairs take. Again with
-        more memory for it; whether a pipeline fits is then found exactly. again: only the best's number of
-        micro-batches."""
+        """Searches again with more memory for the stage programme, whose rough count is above that of traced pairs.
+
+        Whether a pipeline fits is then decided on traced pairs.
+        again: only the micro-batch count of the incumbent.
+        """
         self.meshes = [replace(mesh, memory_bytes=int(ROUGH * mesh.memory_bytes)) for mesh in self.meshes]
         self.kept, self.tried = set(), dict.fromkeys(self.tried)
         if again and self.best is not None:
@@ -207,8 +209,7 @@ class _Search:
             self.search_microbatches(self.counts())
 
     def tight(self) -> bool:
-        """Whether the best is short of memory, so that the rough count may have hidden a better one, and is soon played
-        again."""
+        """Whether memory binds, so that the rough count may hide a better pipeline, and simulation is short."""
         best = self.best
         if best is None or not self.recompute or self.cluster.device_count > MOST_UNITS:
             return False
@@ -217,7 +218,7 @@ class _Search:
         return full and len(best.stages) * best.microbatches <= MOST_TASKS
 
     def counts(self) -> list[int]:
-        """Numbers of micro-batches to look at."""
+        """Micro-batch counts of the search, ascending."""
         pinned = [mesh.pins.microbatches for mesh in self.meshes if mesh.pins.microbatches]
         if pinned:
             return pinned[:1]
@@ -226,15 +227,17 @@ class _Search:
         return batch_cuts(self.program.batch, MOST_TASKS)
 
     def start(self) -> int:
-        """Which of the numbers of micro-batches is tried first."""
+        """The place of the micro-batch count that is tried first."""
         total, counts = self.cluster.device_count, self.counts()
         hosts = max(1, total // MOST_UNITS // per_host(self.cluster))
         samples = max(SAMPLES * hosts, self.program.batch / (MOST_UNITS * total))
         return min(range(len(counts)), key=lambda i: abs(self.program.batch / counts[i] - samples))
 
     def search_microbatches(self, counts: list[int]) -> None:
-        """From micro-batches of SAMPLES on, to more, or to fewer where more do not help, as long as a step gets
-        shorter; while nothing fits, to as many as there are."""
+        """Hill climbing over micro-batch counts: to larger ones, or to smaller where larger ones do not help.
+
+        It goes on as long as a step gets shorter; while nothing fits, to the largest count.
+        """
         start = self.start()
         worth = 1 - NEAR if self.cluster.device_count > MOST_UNITS else 1.0
         first_s = self.try_count(counts[start])
@@ -249,8 +252,10 @@ class _Search:
                 return
 
     def bound_s(self, enough_s: float) -> float:
-        """Lower bound on all pipelines: of every number of micro-batches, tried or not, and every sharding of every
-        submesh. enough_s: seconds above which it is not raised."""
+        """Lower bound on all pipelines: every micro-batch count, tried or not, every sharding and submesh.
+
+        enough_s: seconds above which the bound is not raised.
+        """
         found_s = enough_s
         for count in self.counts():
             node, step_s = f"pipelines, {counted(count, 'micro-batch')}", self.relaxation.bound_s(count, found_s)
@@ -263,7 +268,7 @@ class _Search:
         return found_s
 
     def try_count(self, count: int) -> float:
-        """The simulated step of the best pipeline of so many micro-batches; infinite where none beats what is known."""
+        """The simulated step of the best pipeline of one micro-batch count; infinite where none beats the incumbent."""
         found_s = self.tried.get(count)
         if found_s is None:
             found_s = self.tried[count] = self._try_count(count)

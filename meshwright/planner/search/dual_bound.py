@@ -37,7 +37,8 @@ class SearchNode:
     """A mesh with a micro-batch count, and its lower bound.
 
     weighed: the bound counts communication that overlaps compute.
-    handicap: part by which the bound is raised in the order of nodes, so that simpler meshes come first."""
+    handicap: part by which the bound is raised in the order of nodes, so that simpler meshes come first.
+    """
 
     bound: DualBound
     candidate: Candidate
@@ -113,7 +114,8 @@ def best_bound(
 
     incumbent_s: a bound above it is high enough.
     best: the bound known before.
-    start: the first price to try where `best` has none, in seconds per byte."""
+    start: the first price to try where `best` has none, in seconds per byte.
+    """
     for shardings in models:
         best = _highest(shardings, budget_bytes, incumbent_s, best, best.price or start)
     return best

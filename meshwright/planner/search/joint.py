@@ -88,7 +88,7 @@ class _State:
     elsewhere: Callable[[float], Plan | None] | None = None
     bounds: list[float] = field(default_factory=list)
     probed: list[tuple[float, SearchNode, MeshSearch]] = field(default_factory=list)
-    swept: list[tuple[float, SearchNode]] = field(default_factory=list)
+    sweep_steps: list[tuple[float, SearchNode]] = field(default_factory=list)
 
     @property
     def incumbent_s(self) -> float:
@@ -122,7 +122,7 @@ class _State:
                 known = any(is_same(chain, one.chain) for each in probed for one in each)
                 if node.is_at(shardings) and node in self.promising(found) and not known:
                     plan = self._refined(chain, shardings)
-                    self.swept += [(plan.predicted.step_s, node)] if plan else []
+                    self.sweep_steps += [(plan.predicted.step_s, node)] if plan else []
 
     def _refined(self, chain: Chain, shardings: ShardingModel) -> Plan | None:
         plan = refine(self.assemble(chain, shardings), self.program, self.budget_bytes, FEWER, self.flat)
@@ -199,7 +199,7 @@ class _State:
 
     def refine_probed(self) -> None:
         """Searches the most promising probed nodes in full; where none fits, more micro-batches come first."""
-        reached = [(min(step_s, self._swept_s(node)), node, one) for step_s, node, one in self.probed]
+        reached = [(min(step_s, self._sweep_step_s(node)), node, one) for step_s, node, one in self.probed]
         order = sorted(reached, key=lambda one: (one[0], -one[1].microbatches))
         for step_s, node, mesh_search in order[: self.effort.refined]:
             promising = step_s == inf or step_s <= self.effort.slower * self.incumbent_s
@@ -211,10 +211,10 @@ class _State:
                 if (1 - self.effort.near) * before_s < self.incumbent_s < inf and self.effort.near:
                     return  # the most promising node improved the incumbent by too little to search another
 
-    def _swept_s(self, node: SearchNode) -> float:
+    def _sweep_step_s(self, node: SearchNode) -> float:
         """The fastest step that a sweep of budgets has found on a node."""
         known = node.shardings()
-        return min((step_s for step_s, other in self.swept if other.is_at(known)), default=inf)
+        return min((step_s for step_s, other in self.sweep_steps if other.is_at(known)), default=inf)
 
     def refine_best(self) -> None:
         """Refines the incumbent once more, with backward in more chunks."""

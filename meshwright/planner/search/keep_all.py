@@ -35,7 +35,8 @@ class Candidate:
     weights: overlap weights to try; a ShardingModel has the first, which mostly gives the best bound.
     later: searched after the others.
     axes: number of axes of more than one device.
-    rising: more micro-batches are no faster. On a CPU they may be, since small values stay in its caches."""
+    rising: more micro-batches are no faster. On a CPU they may be, since small values stay in its caches.
+    """
 
     name: str
     microbatches: tuple[int, ...]
@@ -72,7 +73,8 @@ class SearchResult:
     floors: lower bound of each candidate, by its place.
     slower: micro-batch count from which on a candidate cannot beat the incumbent.
     tight: candidates that more memory may make faster.
-    limit_s: slower chains were left out."""
+    limit_s: slower chains were left out.
+    """
 
     met: tuple[FoundChain, ...]
     bound_s: float
@@ -110,7 +112,8 @@ def search(
     exactly, hard: as for `solve_chain`.
     same: steps closer than this part are equal.
     quick: rematerialisation follows, so chains that pay more for memory than it takes are of no use.
-    gap: a node is pruned if its bound is within this part of the incumbent."""
+    gap: a node is pruned if its bound is within this part of the incumbent.
+    """
     floors: dict[int, float] = {}
     hard = hard and not quick
     state = _State(budget_bytes, limit_s, log or SearchRecorder(), floors, exactly, same, hard, gap, first)

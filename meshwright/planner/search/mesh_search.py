@@ -54,7 +54,8 @@ class MeshSearch:
     """The search of one node.
 
     offered: selects the rematerialisation points of a sharding that may be taken; all unless given, offload included.
-    most_met: limit of shardings that are traced, and of combinations whose equal segments are permuted."""
+    most_met: limit of shardings that are traced, and of combinations whose equal segments are permuted.
+    """
 
     shardings: ShardingModel
     program: Program
@@ -70,7 +71,8 @@ class MeshSearch:
     def fastest(self, price: float) -> Plan | None:
         """The fastest plan found, None where none beats the incumbent.
 
-        price: seconds per byte at which the node's bound is proven."""
+        price: seconds per byte at which the node's bound is proven.
+        """
         chains = self._chains(price)
         while chains and len(self.met) < self.most_met:
             most = max(range(len(chains)), key=lambda place: self._new(chains[place]))
@@ -95,7 +97,8 @@ class MeshSearch:
     def probe(self, price: float, most_s: float) -> float:
         """Seconds of a step of one sharding: the most promising, else one that holds less; infinite if none fits.
 
-        most_s: a sharding that takes longer with everything kept is not traced, and no other is tried."""
+        most_s: a sharding that takes longer with everything kept is not traced, and no other is tried.
+        """
         bases = weighed(self.shardings)
         middle, scale = bases[len(bases) // 2], memory_free_bound_s(self.shardings) / self.budget_bytes
         prices = (price, sqrt(max(price, scale) * PRICES[-1] * scale), PRICES[-1] * scale)

@@ -40,7 +40,8 @@ def prove(
     most: partial choices to enumerate. One sharding in RESOLUTION / 2 of them is traced, with as many
         rematerialisations.
     simpler_within: a plan has to beat `best` by more than this part.
-    flat: as for `refine`."""
+    flat: as for `refine`.
+    """
     bounds, each = [], RESOLUTION // 2
     tries = most // each
     for candidate in candidates:

@@ -33,7 +33,8 @@ def sweep_budgets(
     Where a budget fits nothing, the next lies halfway back to the last peak.
     refined: the plan of a sharding under the true budget.
     exactly: as for `solve_chain`.
-    to_the_end: the last budget is the true one."""
+    to_the_end: the last budget is the true one.
+    """
     room = peak = ANY_BYTES
     skipped = False
     while peak > budget_bytes:
