@@ -16,6 +16,7 @@ from meshwright.models.reference import parse_reference
 from meshwright.pins.stages import pipeline_pins
 from meshwright.plan import Plan
 from meshwright.planner.effort import NEAR
+from meshwright.planner.pipeline import relaxation
 from meshwright.planner.pipeline.search import PipelineSearch
 from meshwright.planner.plan import make_plan
 from meshwright.price.parameter import Setting
@@ -78,6 +79,20 @@ def test_each_number_of_micro_batches_has_a_bound_that_none_of_its_pipelines_is_
         assert 0.4 * min(steps) < bound_s <= min(steps) * (1 + 1e-9), count
 
 
+def test_the_bound_of_many_devices_is_below_every_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All work, shared evenly: the only bound on more devices than `MOST_UNITS`, here on four."""
+    steps = [
+        one.predicted.step_s
+        for pins in (("pp=2",), ("pp=4",), ("pp=1+3",))
+        for count in (1, 4, 8)
+        if (one := pinned(LARGE, "h100:4", *pins, f"microbatch={count}")) is not None
+    ]
+    monkeypatch.setattr(relaxation, "MOST_UNITS", 1)
+    bounds = {bound(LARGE, "h100:4", count) for count in (1, 4, 8)}
+    assert len(bounds) == 1, "it is found once"
+    assert 0.1 * min(steps) < bounds.pop() <= min(steps)
+
+
 def test_a_bound_is_near_where_little_is_given_away() -> None:
     """Two stages of one device each and many micro-batches: messages, gathers and conversions take little there."""
     name, cluster = LARGE.replace("vocab=1024", "vocab=4096"), "h100:2"
@@ -89,11 +104,11 @@ def test_a_bound_is_near_where_little_is_given_away() -> None:
 def test_a_bound_is_raised_no_further_than_asked() -> None:
     search = PipelineSearch(program(LARGE), load_cluster("h100:2"), None, Setting(), pipeline_pins(()))._search
     assert search is not None
-    relaxation = search.relaxation
-    best = relaxation.bound_s(8, 1.0)
+    bound_s = search.relaxation.bound_s
+    best = bound_s(8, 1.0)
     assert 0 < best < 1.0
-    assert relaxation.bound_s(8, best / 2) >= best / 2
-    assert relaxation.bound_s(8, 1.0) >= best
+    assert bound_s(8, best / 2) >= best / 2
+    assert bound_s(8, 1.0) >= best
     fresh = PipelineSearch(program(LARGE), load_cluster("h100:2"), None, Setting(), pipeline_pins(()))._search
     assert fresh is not None
     assert fresh.relaxation.bound_s(8, best * (1 - NEAR)) == best * (1 - NEAR)
