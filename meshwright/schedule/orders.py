@@ -102,6 +102,13 @@ def in_flight_of(schedule: str, stage: int, stages: int, microbatches: int, runs
     raise PlanError(f"schedule {schedule!r}", f"one of {', '.join(ORDERS)}", todo)
 
 
+def in_flight_by_run(stage: int, stages: int, microbatches: int, runs: int) -> list[int]:
+    """Under `interleaved`, micro-batches that each run of a stage holds when the stage's first backward begins."""
+    first = _interleaved_ahead(stage, stages, microbatches, runs) + 1
+    forwards = [run for batches in _rounds(microbatches, stages) for run in range(runs) for _ in batches][:first]
+    return [forwards.count(run) for run in range(runs)]
+
+
 def in_flight(schedule: str, stages: int, microbatches: int, runs: int = 1) -> tuple[int, ...]:
     return tuple(in_flight_of(schedule, stage, stages, microbatches, runs) for stage in range(stages))
 

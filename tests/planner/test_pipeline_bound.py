@@ -24,6 +24,9 @@ from meshwright.price.parameter import Setting
 LARGE = "gpt?layers=3&hidden=512&heads=8&ffn=2048&vocab=1024&seq=256&tied=false"
 """Devices take longer than their host."""
 
+WIDE = "gpt?layers=4&hidden=1024&heads=4&ffn=4096&vocab=128&seq=1024"
+"""Saved tensors take as much as weights and their states."""
+
 SMALL = "gpt?layers=3&hidden=64&heads=4&ffn=128&vocab=256&seq=32"
 MIXTURE = "moe?layers=2&experts=4&vocab=64&seq=16"
 
@@ -77,6 +80,22 @@ def test_each_number_of_micro_batches_has_a_bound_that_none_of_its_pipelines_is_
         steps = [one.predicted.step_s for one in rivals if one is not None]
         assert steps
         assert 0.4 * min(steps) < bound_s <= min(steps) * (1 + 1e-9), count
+
+
+def test_little_memory_raises_the_bound_and_no_pipeline_is_below_it() -> None:
+    def bound_s(count: int, memory_bytes: int | None) -> float:
+        search = PipelineSearch(program(WIDE), load_cluster("h100:2"), memory_bytes, Setting(), pipeline_pins(()))
+        assert search._search is not None
+        return search._search.relaxation.bound_s(count, 1.0)
+
+    for count in (2, 4):
+        assert bound_s(count, 500 << 20) > 1.05 * bound_s(count, None), count
+    little = 700 << 20
+    assert bound_s(4, little) > bound_s(4, None)
+    for schedule in ("1f1b", "interleaved"):
+        rival = pinned(WIDE, "h100:2", "pp=2", f"schedule={schedule}", "microbatch=4", memory_bytes=little)
+        assert rival is not None
+        assert rival.predicted.step_s >= bound_s(4, little) * (1 - 1e-9), schedule
 
 
 def test_the_bound_of_many_devices_is_below_every_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,10 +30,18 @@ from meshwright.planner.pipeline.placing import crossings, sharded_runs
 from meshwright.planner.pipeline.realize import pipeline_plan, route_far_values
 from meshwright.planner.pipeline.relaxation import PipelineRelaxation, stage_classes
 from meshwright.planner.pipeline.reschedule import MOST_TASKS, reordered
-from meshwright.planner.pipeline.sharded_chains import First, ShardedChain, first_chains, more_chains, with_remat_levels
+from meshwright.planner.pipeline.sharded_chains import (
+    First,
+    ShardedChain,
+    first_chains,
+    more_chains,
+    sharding_model,
+    with_remat_levels,
+)
 from meshwright.planner.pipeline.shortlist import chosen_ports, start_s
 from meshwright.planner.pipeline.table import Table
 from meshwright.planner.search_log import SearchRecorder
+from meshwright.planner.sharding.model import ShardingModel
 from meshwright.planner.stages.options import StageOptions
 from meshwright.planner.stages.problem import Crossing, MeshClass, Pipelined, PlacedRun, StageProblem, StageSolution
 from meshwright.planner.stages.search import FIRST, SIMULATIONS, any_within, check_method, solve_stages
@@ -175,6 +183,7 @@ class _Search:
     meshes: list[StageMesh] = field(default_factory=list)
     tried: dict[int, float | None] = field(default_factory=dict)
     kept: set[int] = field(default_factory=set)
+    models: dict[tuple[int, int], ShardingModel] = field(default_factory=dict)
     firsts: dict[tuple[int, int], list[First]] = field(default_factory=dict)
     offered: dict[tuple[int, int], list[ShardedChain]] = field(default_factory=dict)
     submesh_links: SubmeshLinks = field(init=False)
@@ -188,7 +197,8 @@ class _Search:
         layers, segments = self.pins.layers, len(self.program.segments)
         cuts = range(segments + 1) if layers is None else accumulate((0, *layers))
         problem = self._problem(stage_classes(self.meshes), tuple(cuts), 1)
-        self.relaxation = PipelineRelaxation(self.program, self.meshes, self.setting, problem, self.counts())
+        few = segments <= GROUPS
+        self.relaxation = PipelineRelaxation(self.program, self.meshes, self._model, problem, self.counts(), few)
 
     @property
     def cutoff_s(self) -> float:
@@ -355,10 +365,16 @@ class _Search:
 
     def _first(self, index: int, count: int) -> list[First]:
         if (index, count) not in self.firsts:
-            setting = self.setting.cut(self.program.batch, count)
-            given = self.program, index, self.meshes[index], setting, self.recompute
-            self.firsts[index, count] = first_chains(*given)
+            model = self._model(index, count)
+            self.firsts[index, count] = first_chains(model, index, self.meshes[index], self.recompute)
         return self.firsts[index, count]
+
+    def _model(self, index: int, count: int) -> ShardingModel:
+        """Shardings on the submesh at a place, in a number of micro-batches."""
+        if (index, count) not in self.models:
+            setting = self.setting.cut(self.program.batch, count)
+            self.models[index, count] = sharding_model(self.program, self.meshes[index], setting)
+        return self.models[index, count]
 
     def _is_hopeless(self, count: int) -> bool:
         """Whether no pipeline of the fastest chains of all submeshes is faster than what is known, however much memory

@@ -86,15 +86,21 @@ def sharded_chains(
     recompute: segments may recompute.
     most_s: a mesh whose fastest chain takes longer has this chain alone.
     """
-    return more_chains(first_chains(program, at, stage, setting, recompute), at, stage, recompute, most_s)
+    model = sharding_model(program, stage, setting)
+    return more_chains(first_chains(model, at, stage, recompute), at, stage, recompute, most_s)
 
 
-def first_chains(program: Program, at: int, stage: StageMesh, setting: Setting, recompute: bool) -> list[First]:
-    """The fastest chains on a mesh without a memory limit."""
+def sharding_model(program: Program, stage: StageMesh, setting: Setting) -> ShardingModel:
+    """The shardings of a micro-batch on a mesh."""
     small = program.at_batch(cut_batch(program.batch, setting.microbatches)[0])
-    free = ShardingModel(small, stage.mesh, stage.pins, setting)
+    return ShardingModel(small, stage.mesh, stage.pins, setting)
+
+
+def first_chains(free: ShardingModel, at: int, stage: StageMesh, recompute: bool) -> list[First]:
+    """The fastest chains on a mesh without a memory limit."""
+    small = free.program
     met: list[First] = []
-    for skips in product((True, False), repeat=len(stage.mesh.axes)) if has_many_alive(program) else (None,):
+    for skips in product((True, False), repeat=len(stage.mesh.axes)) if has_many_alive(small) else (None,):
         keeping = free.skipping(skips)
         try:
             chain = chain_at(keeping, 0.0)

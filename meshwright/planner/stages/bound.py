@@ -28,6 +28,7 @@ from math import gcd, prod
 import numpy as np
 
 from meshwright.planner.stages.options import Bools, Floats, Ints, StageOptions
+from meshwright.planner.stages.priced_memory import PricedMemory
 from meshwright.planner.stages.problem import PlacedRun, StageProblem
 from meshwright.schedule import in_flight_of
 from meshwright.schedule.orders import SPLIT
@@ -45,9 +46,17 @@ class Bound:
     not say so."""
 
     def __init__(
-        self, problem: StageProblem, made: StageOptions, schedule: str, microbatches: int, split: bool = False
+        self,
+        problem: StageProblem,
+        made: StageOptions,
+        schedule: str,
+        microbatches: int,
+        split: bool = False,
+        memory: PricedMemory | None = None,
     ) -> None:
+        """memory: of the rows, where their own bytes are not those of one way to run them."""
         self.problem, self.made, self.schedule, self.microbatches = problem, made, schedule, microbatches
+        self.memory = memory
         split = split or schedule in SPLIT or schedule == "searched"
         self.cross_s = made.forward_s + made.input_s + (0.0 if split else made.weight_s)
         self.work_s = microbatches * (made.forward_s + made.input_s + made.weight_s) + made.fixed_s
@@ -105,6 +114,9 @@ class Bound:
         """The rows whose own work and memory allow them as the first of so many stages."""
         limit_s *= 1 + ROUNDING
         found: Bools = self.fits(left, total) & (self.work_s <= limit_s) & (self.microbatches * self.cross_s <= limit_s)
+        if self.memory is not None:
+            held = self.memory.least_bytes(limit_s, self.in_flight(left, total))
+            found &= held <= self.made.limit_bytes
         sizes = self.problem.sizes
         if sizes is not None:
             ranks = np.array([mesh.ranks for mesh in self.problem.meshes])
@@ -125,6 +137,7 @@ class Bound:
         found: Tables = [handed]
         possible: list[int] = []
         in_time = self._in_time(limit_s)
+        rounds = self._rounds(limit_s) if self.schedule == "searched" else None
         rows: Ints | None = None
         before: tuple[int, ...] = ()
         for left in range(1, most + 1):
@@ -133,7 +146,7 @@ class Bound:
                 before, rows = held, self.quickest(self.able(limit_s, left, total))
             if rows is None or not len(rows):
                 break
-            arrive = self._arrive(limit_s, handed, rows)
+            arrive = self._arrive(limit_s, handed, rows, rounds)
             arrive[arrive < in_time] = -np.inf
             reached = np.flatnonzero(np.isfinite(arrive).any(axis=(0, 1)))
             if not len(reached):
@@ -149,8 +162,11 @@ class Bound:
                 break
         return found, possible
 
-    def _arrive(self, limit_s: float, handed: Floats, rows: Ints) -> Floats:
-        """The latest that a value may arrive, by (cut, layout in which it is taken, devices), one stage before."""
+    def _arrive(self, limit_s: float, handed: Floats, rows: Ints, rounds: Floats | None = None) -> Floats:
+        """The latest that a value may arrive, by (cut, layout in which it is taken, devices), one stage before.
+
+        rounds: of each row, how often what it holds in flight has to go to the last stage and back.
+        """
         made, count = self.made, self.rest.shape[1]
         arrive = np.full((handed.shape[0], len(made.enters), count), -np.inf)
         allowed: Bools = handed > -np.inf
@@ -163,11 +179,41 @@ class Bound:
         shifted = np.stack([handed[:, :, self.rest[mesh, columns]] for mesh in self.used])
         after = shifted[self.place[made.mesh[rows]], made.end[rows], made.leave[rows]] - self.cross_s[rows, None]
         value = np.minimum(self.own_s(limit_s, rows)[:, None], after)
+        if rounds is not None:
+            rest = self.rest[made.mesh[rows][:, None], columns]
+            way_s = self.cross_s[rows, None] + self._onward_s[made.end[rows][:, None], rest]
+            value = np.minimum(value, limit_s * (1 + ROUGHLY) - rounds[rows, None] * way_s)
         keys = made.begin[rows] * len(made.enters) + made.enter[rows]
         first = np.flatnonzero(np.diff(keys, prepend=-1))
         best = np.maximum.reduceat(value, first, axis=0)
         arrive[made.begin[rows[first]][:, None], made.enter[rows[first]][:, None], columns] = best
         return arrive
+
+    def _rounds(self, limit_s: float) -> Floats:
+        """Of each row: with K micro-batches in flight, the M of a step pass the stages after it in ceil(M / K) rounds,
+        each of which waits for the first of the round before."""
+        made = self.made
+        if self.memory is not None:
+            most = self.memory.most_in_flight(limit_s, made.limit_bytes)
+        else:
+            spare = made.limit_bytes - made.held_bytes
+            most = np.divide(spare, made.resident_bytes, out=np.full(len(spare), np.inf), where=made.resident_bytes > 0)
+        most = np.clip(np.floor(most * (1 + ROUNDING)), 1, self.microbatches)
+        found: Floats = np.ceil(self.microbatches / most)
+        return found
+
+    @cached_property
+    def _onward_s(self) -> Floats:
+        """By (cut, devices): the least seconds of a micro-batch from there to the last segment and back."""
+        made, cuts = self.made, len(self.problem.all_cuts)
+        found = np.full((cuts, self.rest.shape[1] + 1), np.inf)
+        found[cuts - 1, :-1] = 0.0
+        for begin in range(cuts - 2, -1, -1):
+            own = np.arange(*np.searchsorted(made.begin, [begin, begin + 1]))
+            if len(own):
+                after = found[made.end[own][:, None], self.rest[made.mesh[own]]]
+                found[begin, :-1] = (self.cross_s[own, None] + after).min(axis=0)
+        return found
 
     def _in_time(self, limit_s: float) -> Floats:
         """By (cut, 1, devices): when a value is there at the earliest, infinite where the devices that are left for

@@ -25,8 +25,9 @@ import numpy as np
 
 from meshwright.planner.effort import ROUGH
 from meshwright.planner.stages.options import Floats, Ints, StageOptions
+from meshwright.planner.stages.priced_memory import PricedMemory
 from meshwright.planner.stages.problem import PlacedRun, StageProblem
-from meshwright.schedule import in_flight_of
+from meshwright.schedule.orders import in_flight_by_run, in_flight_of
 
 
 def interleavings(problem: StageProblem) -> Iterator[tuple[int, int, int]]:
@@ -55,8 +56,8 @@ class Interleaved:
         self.cuts = len(problem.all_cuts)
         self.ways: dict[int, Ints] = {}
 
-    def least_s(self) -> float:
-        """Lower bound on the step. Of memory, each run's own alone is counted."""
+    def least_s(self, memory: PricedMemory | None = None) -> float:
+        """Lower bound on the step. Without `memory` each run's own bytes alone are counted."""
         made = self.made
         fits = made.held_bytes[self.own] + made.resident_bytes[self.own] <= made.limit_bytes[self.own]
         if not fits.any():
@@ -69,7 +70,26 @@ class Interleaved:
         work_s = self._least_sum(able, self.microbatches * self.seconds + made.fixed_s, once, never)
         filled_s = self._least_sum(able, self.seconds, [self.microbatches + times for times in before], before)
         through_s = self._least_sum(able, self.seconds + others / self.total * slower_s, once, once)
-        return max(work_s / self.stages, filled_s / self.stages, through_s)
+        priced_s = self._least_in_memory_s(memory) if memory else 0.0
+        return max(work_s / self.stages, filled_s / self.stages, through_s, priced_s)
+
+    def _least_in_memory_s(self, memory: PricedMemory) -> float:
+        """Lower bound on the step: seconds and priced bytes of all stages together, less the price of all memory.
+
+        At its first backward a stage holds `in_flight_by_run` micro-batches of each of its runs.
+        """
+        made, own = self.made, self.own
+        held = [in_flight_by_run(stage, self.stages, self.microbatches, self.runs) for stage in range(self.stages)]
+        limit_bytes = float(made.limit_bytes[own[0]])
+        after = np.full((self.cuts, len(memory.prices)), inf)
+        after[-1] = 0.0
+        for run in range(self.total - 1, -1, -1):
+            stage, before = run % self.stages, max(0, self.stages - 1 - run)
+            costs = memory.at(held[stage][run // self.stages])[own] + before * self.seconds[own, None]
+            taken = np.full_like(after, inf)
+            np.minimum.at(taken, made.begin[own], costs + after[made.end[own]])
+            after = taken
+        return float((after[0] / self.stages - memory.prices * limit_bytes).max())
 
     def _least_sum(self, able: Ints, seconds: Floats, times: list[int], crossed: list[int]) -> float:
         """Of all runs, each counted so many times, and of what is handed over after each."""
