@@ -31,7 +31,7 @@ from meshwright.select.problem import Floats, Ints
 ASCENT_SHARE = 0.12  # of the budget
 LONGEST_ASCENT = 0.5  # of the budget, where the bound keeps rising
 ASCENT_SLICE = 0.04  # of the budget; the bound keeps rising where this closes a part of the gap:
-RISING = 0.05
+RISING = 0.02
 CYCLES = (0.15, 0.25, 0.6)  # shares of what is left
 PERTURB_SHARE = 0.7  # of a cycle; the rest is local search
 PERTURB_HEAT = 0.3  # noise per option at the start, in units of cost per node
