@@ -267,7 +267,8 @@ class _Search:
         enough_s: seconds above which the bound is not raised.
         """
         found_s = enough_s
-        for count in self.counts():
+        rough = {count: self.relaxation.rough_bound_s(count, enough_s) for count in self.counts()}
+        for count in sorted(rough, key=rough.__getitem__):  # the least bound is all that is asked for
             node, step_s = f"pipelines, {counted(count, 'micro-batch')}", self.relaxation.bound_s(count, found_s)
             if step_s < found_s:
                 tried = "shardings that were not offered" if count in self.tried else "not tried"
