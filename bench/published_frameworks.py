@@ -108,7 +108,9 @@ rank of the last stage (`metrics.py`). Projections are single products, of which
 second (`parallelize_llama.py`). The loss is compiled with the rest: its kernel reads logits in bfloat16 and writes
 their gradient. In December 2024 that was turned off (e8977b007): PyTorch's own loss in float32, as the memory of those
 rows shows."""
-COMPOSER = Habits(Framework("Composer", kernels=1.06), fused=False)
+COMPOSER = Habits(Framework("Composer"), fused=False, attention="triton")
+"""mosaicml/llm-foundry: attention of its tables of A100 is FlashAttention in Triton (`scripts/train/yamls/pretrain`,
+`attn_impl: triton`), that of H100 FlashAttention-2 (51652eae, `submit_benchmarks.py`, `gpu-flash2`)."""
 DEEPSPEED = Habits(
     Framework("DeepSpeed", op_host_s=6.5e-5, kernels=1.4),
     fused=False,
@@ -157,6 +159,8 @@ def habits_of(row: Row) -> Habits:
         found = replace(MEGATRON_2021, overlap=0.0, gathers=3)
     if name.startswith("sailor") and "GH200" not in row["gpu"]:
         found = replace(found, framework=replace(found.framework, kernels=1.0))
+    if found is COMPOSER and "H100" in row["gpu"]:
+        found = replace(found, attention="flash2")
     if found is NEMO and (row.get("precision") or "").lower().startswith(("fp8", "float8")):
         found = replace(found, reduce="bfloat16", gradients="bfloat16")
     if name.startswith("torchtitan") and number_of(row, "pp") > 1:

@@ -25,9 +25,9 @@ class Moved:
 @dataclass(slots=True)
 class Block:
     """`core`: places of the ops that selective recomputation runs again; `narrow`: linear ops in float8. `kept`: bytes
-    of values that are kept otherwise than they are read (a gathered input is kept as its shard). older: attention is
-    FlashAttention-2. by_row: float8 has a scale for each row. unread: a product's result that no backward reads
-    and that compiled code does not keep."""
+    of values that are kept otherwise than they are read (a gathered input is kept as its shard). kernel: which one
+    attention is, as in `Configuration`. by_row: float8 has a scale for each row. unread: a product's result that no
+    backward reads and that compiled code does not keep."""
 
     dtype: str
     ops: list[Op] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Block:
     narrow: set[int] = field(default_factory=set)
     kept: dict[str, int] = field(default_factory=dict)
     moved: list[Moved] = field(default_factory=list)
-    older: bool = False
+    kernel: str = "flash"
     by_row: bool = False
     unread: str = ""
 

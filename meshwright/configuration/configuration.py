@@ -12,7 +12,7 @@ from meshwright.pins.parts import pin_parts
 
 PRECISIONS = ("fp32", "tf32", "mixed", "fp16", "fp8", "fp8-rows")
 RECOMPUTE = ("none", "selective", "ops", "full")
-ATTENTION = ("flash", "flash2", "unfused")
+ATTENTION = ("flash", "flash2", "triton", "unfused")
 CONTEXT = ("ring", "all_gather", "all_to_all")
 LOSS = ("float32", "steps", "half", "eager")
 
@@ -26,7 +26,8 @@ class Configuration:
     attention and every second product (`ops`), whole layers (`full`). precision: `mixed` computes in bfloat16 and
     stores float32; `fp16` likewise in float16; `fp8` runs linear layers in
     float8 with one scale a tensor, `fp8-rows` with one a row, found while it runs. attention: `flash2` is
-    FlashAttention-2, where `flash` is what was measured of the device. reduce: dtype of the gradients' reduction;
+    FlashAttention-2 and `triton` its predecessor in Triton, where `flash` is what was measured of the
+    device. reduce: dtype of the gradients' reduction;
     gradients: that in which they are held until the step; loss: that of the logits in the loss, or `half`, or `steps`
     where each step of a float32 loss is a kernel, or `eager` where it is PyTorch's own, uncompiled. gathers: how often
     ZeRO-3 gathers a layer for each micro-batch, 3 where recomputation does so by itself (DeepSpeed). overlap: which

@@ -175,7 +175,7 @@ class Layers:
         else:
             self._unfused(block, batch * share, seq, size)
         block.core = set(range(first, len(block.ops)))
-        block.older = given.attention == "flash2"
+        block.kernel = given.attention
         found = block.value(self.tokens, heads * value_size)
         if given.attention != "unfused":
             block.kept[found.name] = 0  # the kernel keeps its result already

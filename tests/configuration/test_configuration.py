@@ -105,6 +105,16 @@ def test_attention_that_is_not_fused_takes_longer_and_keeps_more() -> None:
     assert plain.peak_bytes > 1.1 * fused.peak_bytes
 
 
+@pytest.mark.parametrize(("cluster", "longer"), [("a100:8", False), ("h100:8", True)])
+def test_older_kernels_of_attention_take_longer(cluster: str, longer: bool) -> None:
+    """FlashAttention-2 is what was measured of an A100, its predecessor in Triton of no device."""
+    measured, second, first = (
+        mw.price("gpt-1.3b?seq=8192", cluster, (f"attention={kind}",)).step_s for kind in ("flash", "flash2", "triton")
+    )
+    assert (second > measured) == longer
+    assert first > 1.1 * second
+
+
 def test_tensor_parallel_ranks_send_their_own_rows_to_experts_and_gather_what_arrived() -> None:
     """Megatron-Core's dispatcher: an exchange of a rank's rows, then a gather of all rows that experts get."""
     model = Transformer(layers=2, hidden=1024, heads=16, ffn=4096, vocab=1000, seq=512, experts=8, top=2, gated=True)
