@@ -140,6 +140,8 @@ class Layers:
         return block.linear(made, model.hidden, model.bias)
 
     def _latent(self, block: Block, x: Value) -> Value:
+        """The parts of a head that turn and those that do not are joined to queries and keys, and values are split from
+        keys: a copy of each, as attention takes whole heads."""
         model, own = self.model, self.model.latent
         assert own is not None
         heads = model.heads // self.given.tp
@@ -149,10 +151,15 @@ class Layers:
         narrow = block.norm(block.value(self.tokens, own.value_rank), True)
         block.linear(narrow, heads * (own.plain + own.value))
         self._rotary(block, heads * own.rotary)
-        if not self.given.fused:
-            block.pointwise("clone.default", block.value(self.tokens, heads * (own.plain + own.rotary)))
+        for width in (own.plain + own.rotary, own.plain + own.rotary, own.value):
+            self._copied(block, self.tokens, heads * width)
         made = self._core(block, heads, heads, own.plain + own.rotary, own.value)
         return block.linear(made, model.hidden)
+
+    def _copied(self, block: Block, *shape: int) -> None:
+        """A pass over memory that only moves values, and one for their gradients: what is joined, split or sorted.
+        Priced as a negation, which keeps nothing for backward either."""
+        block.pointwise("neg.default", block.value(*shape))
 
     def _rotary(self, block: Block, width: int) -> None:
         x = block.value(self.tokens, width)
@@ -236,6 +243,7 @@ class Layers:
 
         With sequence parallelism each tensor-parallel rank routes and exchanges its own rows, and what arrived is
         gathered: all the rows that go to experts, not those of the sequence (Megatron-Core, `token_dispatcher.py`).
+        What arrives is in the order of ranks: it is sorted by expert, and sorted back before it returns.
         """
         model, given = self.model, self.given
         scores = block.linear(x, model.experts)
@@ -250,6 +258,8 @@ class Layers:
             for kind in ("all_gather", "reduce_scatter") if self.split else ():
                 block.moves("tp", kind, arrived, backward)
         rows = block.pointwise("index_select.default", block.value(count, model.hidden))
+        for _ in range(2 if given.ep > 1 and own > 1 else 0):
+            self._copied(block, count, model.hidden)
         ends = block.value(own, dtype="int32", grad=False)
         wide = width * (2 if model.gated else 1)
         up = block.weight(own, model.hidden, wide, expert=True)

@@ -128,6 +128,21 @@ def test_tensor_parallel_ranks_send_their_own_rows_to_experts_and_gather_what_ar
     assert sorted(inside) == [(kind, back) for kind in ("all_gather", "reduce_scatter") for back in (False, True)]
 
 
+def test_what_arrives_at_experts_is_sorted_and_sorted_back() -> None:
+    """A rank with several experts gets rows in the order of ranks; one with a single expert has nothing to sort."""
+    model = Transformer(layers=2, hidden=1024, heads=16, ffn=4096, vocab=1000, seq=512, experts=8, top=2, gated=True)
+    several, single = (
+        [
+            op
+            for op in Layers(model, Configuration(dp=8, ep=ep)).layer(routed=True).ops
+            if op.target == "aten.neg.default"
+        ]
+        for ep in (4, 8)
+    )
+    assert [op.results[0].type.sizes for op in several] == 2 * [(1024, 1024)]
+    assert not single
+
+
 def test_float8_is_for_grouped_products_too() -> None:
     pins = ("dp=8", "ep=8", "micro_batch=2", "zero=1")
     model = "moe?layers=4&hidden=4096&heads=32&ffn=14336&experts=8&top=2&seq=4096&vocab=32000"
