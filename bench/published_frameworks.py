@@ -48,15 +48,24 @@ class Habits:
     gathers: int = 2
     in_turn: bool = False
     single_layers: bool = False
+    clipped: bool = False
     network: tuple[float, float, float, float] | None = None
 
 
 MEGATRON_2021 = Habits(
-    Framework("Megatron-LM, 2021", kernels=0.93), dropout=True, attention_dropout=True, reduce="float16", overlap=0.0
+    Framework("Megatron-LM, 2021", kernels=0.93),
+    dropout=True,
+    attention_dropout=True,
+    reduce="float16",
+    overlap=0.0,
+    clipped=True,
 )
-MEGATRON = Habits(Framework("Megatron-LM", kernels=0.93), overlap=0.0, context="all_to_all")
+MEGATRON = Habits(Framework("Megatron-LM", kernels=0.93), overlap=0.0, context="all_to_all", clipped=True)
+"""Gradients are scaled in their buffer before it is reduced, and zeroed with it (NVIDIA/Megatron-LM,
+`core/distributed/param_and_grad_buffer.py`), their norm is taken and they are clipped (`core/optimizer/clip_grads.py`).
+"""
 MEGATRON_2022 = replace(MEGATRON_2021, tp_overlap=1.0)
-MEGATRON_CORE = Habits(Framework("Megatron-Core"), overlap=0.9, tp_overlap=1.0, tp_pipelined=0.5)
+MEGATRON_CORE = Habits(Framework("Megatron-Core"), overlap=0.9, tp_overlap=1.0, tp_pipelined=0.5, clipped=True)
 NEMO = replace(MEGATRON_CORE, framework=Framework("NeMo"))
 """NVIDIA's recipes on Megatron-Core. Those in float8 keep, add and reduce gradients in bfloat16 (NVIDIA/NeMo 02a0e6a5,
 `scripts/performance/helpers.py`, `set_precision_configs`), those in bfloat16 in float32 (`bf16_mixed`)."""
@@ -68,6 +77,7 @@ LLAMA_3 = replace(
     once=True,
     tp_overlap=0.0,
     tp_pipelined=0.0,
+    clipped=False,
 )
 """Dubey et al., 2024, section 3.3.2: interleaved stages, of which the first chunk has the embedding alone and the last
 the head, of 126 layers on 16 ranks; context parallelism gathers keys and values. Gradients are added up in float32 over

@@ -192,6 +192,7 @@ def _configuration(row: Row, model: Transformer, habits: Habits) -> Configuratio
         half_gradients=habits.half_gradients,
         recorded=habits.recorded,
         in_turn=habits.in_turn,
+        clipped=habits.clipped,
     )
     if habits.dealt and pp > 1 and not stages:
         places = _dealt(model, pp)[: model.layers]

@@ -43,7 +43,8 @@ class Configuration:
     whole operands of tensor parallelism's collectives are freed only when the device has run these, so that they pile
     up while the host runs ahead (`reserved.waiting_bytes`). in_turn: stages hand over as in DeepSpeed: a stage gives a
     gradient back, only then is sent the next hidden states, and waits for both; ranks of tp send a part each, which the
-    receivers gather.
+    receivers gather. clipped: before the optimizer gradients are scaled in their whole buffer and clipped by their
+    norm, after it the buffer is zeroed.
     """
 
     dp: int = 1
@@ -78,6 +79,7 @@ class Configuration:
     half_gradients: bool = False
     recorded: bool = False
     in_turn: bool = False
+    clipped: bool = False
 
     @property
     def devices(self) -> int:

@@ -27,7 +27,17 @@ def with_parameters(point: FrontierPoint, count: int, mesh: Mesh, given: Configu
     if given.zero < 2:
         price = _in_whole_buffer(price, given)
     share = given.overlap * (1.0 - (compute_slowdown(mesh.axes[0]) if given.contention else 0.0))
+    if given.clipped:
+        price = replace(price, step_s=price.step_s + _passes_s(count, size, mesh, given))
     return _added(point, price, given, _state_bytes(price, count, size, given), share)
+
+
+def _passes_s(count: int, ranks: int, mesh: Mesh, given: Configuration) -> float:
+    """Passes over gradients once a step: the whole buffer is read and written by its scale and written by zeros, what
+    a rank updates is read for its norm, then read and written by the clip."""
+    own = count // ranks if given.zero else count
+    rate = mesh.device.memory_bandwidth * mesh.device.achievable_fraction("memory")
+    return 3 * ITEM_BYTES[given.gradients] * (count + own) / rate
 
 
 def _in_whole_buffer(price: ParameterPrice, given: Configuration) -> ParameterPrice:

@@ -258,6 +258,17 @@ def test_gradients_of_a_whole_buffer_wait_in_it_for_their_reduction() -> None:
     assert held[0.0] == held[0.9]
 
 
+def test_clipped_gradients_are_passed_over_once_a_step() -> None:
+    """However many micro-batches: scaled and zeroed whole, measured and clipped by the rank that updates them."""
+    pins = ("micro_batch=1", "zero=1", "overlap=0", "contention=off")
+    once, often = (
+        [mw.price("gpt-1.3b", "a100:8", (*pins, f"clipped={on}"), global_batch=size).step_s for on in ("off", "on")]
+        for size in (8, 64)
+    )
+    assert once[1] - once[0] == pytest.approx(often[1] - often[0], rel=1e-6)
+    assert once[1] - once[0] == pytest.approx(3 * 4 * 1.418e9 * 9 / 8 / 1.7e12, rel=0.15)
+
+
 def test_half_precision_buffers_of_gradients_are_added_up_with_less_traffic() -> None:
     cluster = load_cluster("l4:2")
     given = Configuration(dp=2, zero=1, global_batch=64, precision="fp16")
