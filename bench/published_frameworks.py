@@ -107,7 +107,7 @@ by 13 % on average), and to no step: a gather's seconds grow with its ranks, 35 
 TORCHTITAN = Habits(
     Framework("torchtitan", kernels=1.09),
     selective="ops",
-    context="all_gather",
+    context="pieces",
     attention="flash2",
     separate=True,
     last_rank=True,

@@ -13,13 +13,15 @@ ATTENTION = "scaled_dot_product_attention"
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A collective over a mesh axis: forward, or backward. `hidden_by`: the op whose weight gradient may hide it."""
+    """A collective over a mesh axis: forward, or backward. `hidden_by`: the op whose weight gradient may hide it.
+    beside: which share of attention's seconds passes before it is waited for."""
 
     axis: str
     kind: str
     bytes: int
     backward: bool = False
     hidden_by: int = -1
+    beside: float = 0.0
 
 
 @dataclass(slots=True)
@@ -81,8 +83,10 @@ class Block:
     def cast(self, x: Value, dtype: str) -> Value:
         return x if x.type.dtype == dtype else self.call("aten.to.dtype", (x,), *x.type.sizes, dtype=dtype)
 
-    def moves(self, axis: str, kind: str, n_bytes: float, backward: bool = False, hidden_by: int = -1) -> None:
-        self.moved.append(Moved(axis, kind, int(n_bytes), backward, hidden_by))
+    def moves(
+        self, axis: str, kind: str, n_bytes: float, backward: bool = False, hidden_by: int = -1, beside: float = 0.0
+    ) -> None:
+        self.moved.append(Moved(axis, kind, int(n_bytes), backward, hidden_by, beside))
 
     def bytes_of(self, name: str) -> int:
         type_ = self.values[name].type

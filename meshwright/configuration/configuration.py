@@ -13,7 +13,7 @@ from meshwright.pins.parts import pin_parts
 PRECISIONS = ("fp32", "tf32", "mixed", "fp16", "fp8", "fp8-rows")
 RECOMPUTE = ("none", "selective", "ops", "full")
 ATTENTION = ("flash", "flash2", "triton", "unfused")
-CONTEXT = ("ring", "all_gather", "all_to_all")
+CONTEXT = ("ring", "all_gather", "all_to_all", "pieces")
 LOSS = ("float32", "steps", "half", "eager")
 
 
@@ -35,7 +35,8 @@ class Configuration:
     gradients; tp_pipelined: of all of tp, with the products they belong to. contention: compute slows while
     gathers and reductions run (`cluster.contention`). fused: chains of elementwise ops are
     single kernels. separate: queries, keys and values, and the two products of a gated MLP, are products of their own.
-    context: how attention sees the whole sequence under cp. stage_layers: layers of each stage, in
+    context: how attention sees the whole sequence under cp; `pieces` as PyTorch does, one rank's keys after the other.
+    stage_layers: layers of each stage, in
     order; recomputed: how many of them are recomputed where not all are. offload: the share of the optimizer that
     lives on the host, by stage.
     scatter: ZeRO-1 reduces gradients to shards; else all of them are reduced everywhere. half_gradients: backward makes

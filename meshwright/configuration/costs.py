@@ -54,7 +54,7 @@ class BlockCost:
     """Of one Block on one rank. whole: all of its ops; again: those that each kind of recomputation runs again.
     host_s: of asking for its ops, forward and backward. flops: of its products, forward and backward. kept_bytes: what
     each kind of recomputation keeps besides the Block's input; working_bytes: operands and results of the largest op.
-    weights: elements of its `parameters`, those of experts apart."""
+    weights: elements of its `parameters`, those of experts apart. attention_s: of attention, forward and backward."""
 
     whole: Work
     again: dict[str, Work]
@@ -67,6 +67,7 @@ class BlockCost:
     weights: int
     expert_weights: int
     parameters: int
+    attention_s: tuple[float, float]
 
 
 def block_cost(block: Block, device: Device) -> BlockCost:
@@ -98,7 +99,13 @@ def block_cost(block: Block, device: Device) -> BlockCost:
         sum(block.weights.values()),
         sum(block.experts.values()),
         len(block.weights) + len(block.experts),
+        _attention_s(block, works),
     )
+
+
+def _attention_s(block: Block, works: list[Work]) -> tuple[float, float]:
+    found = [work.rest for op, work in zip(block.ops, works, strict=True) if packet(op.target) == ATTENTION]
+    return sum(rest[0] for rest in found), sum(rest[1] for rest in found)
 
 
 def _forward(work: Work) -> Work:

@@ -181,6 +181,8 @@ class Layers:
             block.call("aten.scaled_dot_product_attention.default", (query, *pair, None, 0.0, True), *query.type.sizes)
         else:
             self._unfused(block, batch * share, seq, size)
+        if given.cp > 1 and given.context == "pieces":
+            self._merged(block, heads * value_size)
         block.core = set(range(first, len(block.ops)))
         block.kernel = given.attention
         found = block.value(self.tokens, heads * value_size)
@@ -204,11 +206,29 @@ class Layers:
             weights = block.dropout(weights)
         block.call("aten.bmm.default", (weights, block.value(heads, seq, size)), heads, seq, size)
 
+    def _merged(self, block: Block, width: int) -> None:
+        """Results of one rank's keys after the other, joined in float32 by single ops, and their gradients added up: as
+        many passes over memory for each rank but the first as three products of elements."""
+        for _ in range(3 * (self.given.cp - 1)):
+            one, other = (block.value(self.tokens, width, dtype="float32") for _ in range(2))
+            block.call("aten.mul.Tensor", (one, other), self.tokens, width, dtype="float32")
+            block.kept |= {one.name: 0, other.name: 0}
+
     def _context(self, block: Block, heads: int, key_heads: int, size: int, value_size: int) -> None:
+        """PyTorch's `context_parallel` sees keys and values of all heads (torchtitan's model repeats them before) and
+        returns their gradients in float32. It gathers while it attends to its own keys, and passes gradients on while
+        it attends to the next ones."""
         given = self.given
         if given.cp == 1:
             return
         each = self.tokens * self.size
+        if given.context == "pieces":
+            whole = each * heads * (size + value_size) * given.cp
+            own = 1 / given.cp
+            block.moves("cp", "all_gather", whole, beside=own)
+            block.moves("cp", "all_gather", whole, backward=True, beside=own)
+            block.moves("cp", "reduce_scatter", whole * 4 // self.size, backward=True, beside=1 - own)
+            return
         pair = each * key_heads * (size + value_size)
         if given.context == "all_to_all":
             for backward in (False, True):

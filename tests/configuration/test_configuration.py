@@ -128,6 +128,23 @@ def test_tensor_parallel_ranks_send_their_own_rows_to_experts_and_gather_what_ar
     assert sorted(inside) == [(kind, back) for kind in ("all_gather", "reduce_scatter") for back in (False, True)]
 
 
+def test_context_parallelism_in_pieces_gathers_all_heads_while_it_attends_to_its_own() -> None:
+    """PyTorch's: keys and values are repeated for all heads before, and their gradients travel in float32."""
+    model = Transformer(layers=2, hidden=1024, heads=8, kv_heads=2, ffn=4096, vocab=1000, seq=4096, gated=True)
+    own, pieces = (
+        [one for one in Layers(model, Configuration(cp=4, context=kind)).layer().moved if one.axis == "cp"]
+        for kind in ("all_gather", "pieces")
+    )
+    assert [one.bytes for one in pieces] == [4 * one.bytes * (1 + (one.kind == "reduce_scatter")) for one in own]
+    assert [one.beside for one in pieces] == [0.25, 0.25, 0.75]
+    pins = ("cp=8", "micro_batch=1", "zero=3")
+    whole, joined = (
+        mw.price("llama3-8b?seq=32768", "h100:8", (*pins, f"context={kind}")).step_s
+        for kind in ("all_gather", "pieces")
+    )
+    assert whole < joined < 1.3 * whole
+
+
 def test_what_arrives_at_experts_is_sorted_and_sorted_back() -> None:
     """A rank with several experts gets rows in the order of ranks; one with a single expert has nothing to sort."""
     model = Transformer(layers=2, hidden=1024, heads=16, ffn=4096, vocab=1000, seq=512, experts=8, top=2, gated=True)
