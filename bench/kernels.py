@@ -20,9 +20,7 @@ over the ranges that targets are stated for, `skipped` with a reason for every r
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import math
 import re
 import sys
 from collections import Counter, defaultdict
@@ -35,6 +33,7 @@ from statistics import fmean, median
 sys.path.insert(0, str(Path(__file__).parent))
 
 import gpu_names
+from row_tables import WRONG, Refused, Row, positive_number, read_table, whole_number
 
 from meshwright.cluster import collective_s
 from meshwright.cluster.cost import KINDS
@@ -45,8 +44,6 @@ from meshwright.cluster.mesh import Axis
 from meshwright.cluster.presets import devices_of
 from meshwright.cluster.profile_load import profile_of
 from meshwright.errors import MeshwrightError
-
-Row = dict[str, str]
 
 COLUMNS = {
     "collectives": ("gpu", "op", "num_gpus", "bytes", "time_us"),
@@ -70,11 +67,9 @@ DTYPES = {
     **dict.fromkeys(("nvfp4", "fp4", "float4"), "float4"),
     "fp8_block": "float8_block",
 }
+LARGEST = {"bytes": 10**15}
+"""What a column may hold at most, where that is more than ten million."""
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float8": 1, "float8_block": 1, "float4": 1}
-
-
-class Unpriced(Exception):  # noqa: N818
-    """Why a row is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,37 +87,24 @@ class Scored:
 
 
 def whole(row: Row, column: str, least: int = 1) -> int:
-    text = row.get(column) or OPTIONAL.get(column, "")
-    try:
-        value = float(text)
-    except ValueError:
-        raise Unpriced(f"{column} is {text!r}, expected a whole number") from None
-    if not math.isfinite(value) or value != int(value) or value < least:
-        raise Unpriced(f"{column} is {text}, expected a whole number from {least} on")
-    return int(value)
+    return whole_number(column, row.get(column) or OPTIONAL.get(column, ""), least, LARGEST.get(column, 10**7))
 
 
 def measured(row: Row) -> float:
-    try:
-        value = float(row["time_us"])
-    except ValueError:
-        raise Unpriced(f"time_us is {row['time_us']!r}, expected microseconds") from None
-    if not 0 < value < math.inf:
-        raise Unpriced(f"time_us is {row['time_us']}, expected more than 0")
-    return value * 1e-6
+    return positive_number("time_us", row["time_us"]) * 1e-6
 
 
 def device(row: Row) -> str:
     name = gpu_names.device_name(row["gpu"])
     if name is None:
-        raise Unpriced(f"gpu is {row['gpu']!r}, expected one of {', '.join(GPUS)}")
+        raise Refused(f"gpu is {row['gpu']!r}, expected one of {', '.join(GPUS)}")
     return ALIASES[name]
 
 
 def dtype(row: Row, column: str = "dtype") -> str:
     text = row.get(column) or OPTIONAL[column]
     if text.lower() not in DTYPES:
-        raise Unpriced(f"{column} is {text!r}, expected one of {', '.join(DTYPES)}")
+        raise Refused(f"{column} is {text!r}, expected one of {', '.join(DTYPES)}")
     return DTYPES[text.lower()]
 
 
@@ -135,11 +117,11 @@ def profile(name: str) -> DeviceProfile:
 def inside(name: str, size: int) -> Axis:
     alias = next((alias for alias, full in ALIASES.items() if full == name), None)
     if alias is None or name not in HOSTS:
-        raise Unpriced(f"gpu is {name}, a device whose hosts are not known")
+        raise Refused(f"gpu is {name}, a device whose hosts are not known")
     try:
         return devices_of(alias, 1, size).mesh((size,)).axes[0]
     except MeshwrightError as error:
-        raise Unpriced(f"num_gpus is {size}: {error.given}") from None
+        raise Refused(f"num_gpus is {size}: {error.given}") from None
 
 
 def collectives(row: Row) -> Scored:
@@ -149,7 +131,7 @@ def collectives(row: Row) -> Scored:
     try:
         seconds = collective_s(op, n_bytes, inside(name, size))
     except MeshwrightError as error:
-        raise Unpriced(str(error.given)) from None
+        raise Refused(str(error.given)) from None
     large = ("from 1 MiB on",) if n_bytes >= 1 << 20 else ()
     return Scored(name, op, row.get("dtype") or "half", seconds, measured(row), ("all sizes", *large))
 
@@ -169,7 +151,7 @@ def attention(row: Row) -> Scored:
         whole(row, column) for column in ("batch", "seq", "heads", "kv_heads", "head_dim")
     )
     if heads % kv_heads:
-        raise Unpriced(f"heads is {heads} and kv_heads {kv_heads}, expected a divisor")
+        raise Refused(f"heads is {heads} and kv_heads {kv_heads}, expected a divisor")
     seconds = profile(name).attention_s(
         "causal", "forward", kind, 2, batch * heads, seq, seq, width, heads // kv_heads, whole(row, "window", 0)
     )
@@ -182,17 +164,17 @@ def moe(row: Row) -> Scored:
         whole(row, column) for column in ("tokens", "hidden", "ffn", "topk", "experts", "tp", "ep")
     )
     if topk > experts or experts % ep or ffn % tp:
-        raise Unpriced(f"topk {topk} of {experts} experts over ep {ep}, ffn {ffn} over tp {tp}: expected divisors")
+        raise Refused(f"topk {topk} of {experts} experts over ep {ep}, ffn {ffn} over tp {tp}: expected divisors")
     skew = row.get("distribution") or "balanced"
     level = {"balanced": 0.0}.get(skew)
     if level is None:
         try:
             level = float(skew.removeprefix("power_law_"))
         except ValueError:
-            raise Unpriced(f"distribution is {skew!r}, expected balanced or power_law_X") from None
+            raise Refused(f"distribution is {skew!r}, expected balanced or power_law_X") from None
     seconds = profile(name).mixture_s(kind, tokens, hidden, ffn // tp, topk, experts // ep, ep, level)
     if seconds is None:
-        raise Unpriced(f"no mixture of experts was measured on {name} in {kind}")
+        raise Refused(f"no mixture of experts was measured on {name} in {kind}")
     return Scored(name, "moe", row.get("dtype") or kind, seconds, measured(row), ("all sizes",))
 
 
@@ -204,32 +186,33 @@ PRICES: dict[str, Callable[[Row], Scored]] = {
 }
 
 
-def kind_of(columns: list[str], path: str) -> str:
+def kind_of(columns: list[str]) -> str:
     """Which table it is; one that lacks a column is refused as a whole, by the column's name."""
     for kind, told_by in TOLD_BY.items():
         if told_by in columns:
             missing = [column for column in COLUMNS[kind] if column not in columns]
             if missing:
-                raise Unpriced(f"{path}: a table of {kind} without the columns {', '.join(missing)}")
+                raise Refused(f"a table of {kind} without the columns {', '.join(missing)}")
             return kind
-    raise Unpriced(f"{path}: columns {', '.join(columns) or '(none)'}; expected those of {', '.join(COLUMNS)}")
+    raise Refused(f"columns {', '.join(columns)[:200]}; expected those of {', '.join(COLUMNS)}")
 
 
 def score(path: Path, skipped: list[dict[str, object]]) -> Iterator[Scored]:
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            kind = kind_of([column.strip() for column in reader.fieldnames or []], str(path))
-            rows = list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error, Unpriced) as error:
+        rows = read_table(path)
+        kind = kind_of([column for column in rows[0] if column != WRONG])
+    except Refused as error:
         skipped.append({"table": str(path), "row": None, "reason": str(error)})
         return
-    for number, raw in enumerate(rows):
-        row = {key.strip(): (value or "").strip() for key, value in raw.items() if isinstance(key, str)}
+    for number, row in enumerate(rows):
         try:
+            if WRONG in row:
+                raise Refused(row[WRONG])
             yield PRICES[kind](row)
-        except Unpriced as error:
+        except Refused as error:
             skipped.append({"table": str(path), "row": number, "reason": str(error)})
+        except (ArithmeticError, ValueError, LookupError, TypeError) as error:  # of a row that nobody has seen
+            skipped.append({"table": str(path), "row": number, "reason": f"{type(error).__name__}: {error}"})
 
 
 def summary(rows: list[Scored]) -> dict[str, float | int]:

@@ -22,8 +22,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from published import priced, read_rows
-from published_rows import Case, NotModelledError, Row, case_of
+from published import priced
+from published_rows import Case, case_of
+from row_tables import Refused, Row, table_or_exit
 
 import meshwright as mw
 from meshwright.configuration.framework import PLAIN
@@ -35,14 +36,14 @@ GIB = 2**30
 
 
 def as_row(plan: Row) -> Row:
-    """The plan in the columns of a table of published steps. Raises NotModelledError where stages differ too much."""
+    """The plan in the columns of a table of published steps. Raises Refused where stages differ too much."""
     lists = {key: plan[key].split("|") for key in plan if key.startswith("stage_")}
     for key in ("stage_dp", "stage_tp", "stage_zero"):
         if len(set(lists[key])) > 1:
-            raise NotModelledError(f"{key.removeprefix('stage_')} differs by stage: {plan[key]}")
+            raise Refused(f"{key.removeprefix('stage_')} differs by stage: {plan[key]}")
     for key in ("stage_offload_activations", "stage_offload_weights", "stage_offload_grads"):
         if any(float(part) for part in lists[key]):
-            raise NotModelledError(f"{key.removeprefix('stage_').replace('_', ' of ')}")
+            raise Refused(f"{key.removeprefix('stage_').replace('_', ' of ')}")
     nodes, each = int(plan["nodes"]), int(plan["gpus_per_node"])
     offload = "|".join(f"0/0/{part}/0" for part in lists["stage_offload_optimizer"])
     same = ("family", "layers", "hidden", "heads", "ffn", "vocab", "seq", "gated_mlp", "gpu", "global_batch", "pp")
@@ -98,7 +99,7 @@ def pins_of(plan: Row) -> list[str]:
 
 def measured_steps(path: Path | None) -> dict[str, Row]:
     """Rows of measured steps by the file of the plan that was measured."""
-    rows = read_rows(path) if path else []
+    rows = table_or_exit(path) if path else []
     return {row["source"].split()[-1]: row for row in rows if row.get("set") == "mist_l4" and row.get("source")}
 
 
@@ -140,13 +141,13 @@ def compare(plan: Row, steps: dict[str, Row], search: bool = True) -> dict[str, 
         case = case_of(row)
         found["mist_s"], found["mist_bytes"] = mist_price(row, case)
         if search and row["attention"] == "unfused":
-            raise NotModelledError("attention that is not fused, which our models do not have")
+            raise Refused("attention that is not fused, which our models do not have")
         if search:
             found |= both_plans(plan, row, case)
         card = min(device.usable_bytes for device in case.cluster.devices)
         if found["mist_bytes"] > card:
             found["over"] = f"needs {found['mist_bytes'] / GIB:.3g} GiB as we run it, of {card / GIB:.3g}"
-    except (NotModelledError, MeshwrightError) as error:
+    except (Refused, MeshwrightError) as error:
         found["reason"] = str(error).splitlines()[0]
     return found
 
@@ -176,7 +177,7 @@ def main() -> int:
     args = parser.parse_args()
     steps, only = measured_steps(args.steps), set(filter(None, args.plans.split(",")))
     found = []
-    for plan in read_rows(args.plans_table):
+    for plan in table_or_exit(args.plans_table):
         if not only or plan["plan_id"] in only:
             found.append(compare(plan, steps, not args.price_only))
             print(line(found[-1]), flush=True)

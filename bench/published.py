@@ -13,7 +13,6 @@ than layers) is listed as impossible, and its label is right.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import sys
 from collections import Counter, defaultdict
@@ -24,8 +23,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from published_rows import ImpossibleError, NotModelledError, Row, case_of, reason
+from published_rows import UNFORESEEN, ImpossibleError, case_of, reason
 from published_scores import Scored, scores
+from row_tables import Refused, Row, read_table
 
 from meshwright.configuration.replicas import predicted, steps_of
 from meshwright.configuration.reserved import pooled_bytes, waiting_bytes, workspace_bytes
@@ -33,7 +33,7 @@ from meshwright.errors import MeshwrightError, PlanError
 
 
 def priced(row: Row) -> Scored:
-    """Raises NotModelledError."""
+    """Raises Refused."""
     case = case_of(row)
     try:
         steps = steps_of(case.model, case.given, case.cluster, case.habits.framework)
@@ -41,9 +41,9 @@ def priced(row: Row) -> Scored:
     except PlanError as error:
         raise ImpossibleError(reason(error)) from error
     except MeshwrightError as error:
-        raise NotModelledError(reason(error)) from error
-    except (ArithmeticError, ValueError, LookupError, AssertionError) as error:  # of a table that nobody has seen
-        raise NotModelledError(f"{type(error).__name__}: {error}") from error
+        raise Refused(reason(error)) from error
+    except UNFORESEEN as error:
+        raise Refused(f"{type(error).__name__}: {error}") from error
     step, device = steps[0], case.cluster.devices[0]
     every = [one for each in steps for one in each.held]
     held = max(peak + (of.reserve_bytes if case.habits.in_use else 0) for of, peak in every)
@@ -55,24 +55,14 @@ def priced(row: Row) -> Scored:
     return Scored(row, found.step_s, held, not case.refused and all(peak <= of.usable_bytes for of, peak in every))
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Rows of a table; of one that cannot be read, an error that says why."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = list(csv.DictReader(file))
-            return [{k.strip(): (v or "").strip() for k, v in row.items() if isinstance(k, str)} for row in rows]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise SystemExit(f"{path}: {error}; expected a CSV table of training runs") from error
-
-
-def _outcome(row: Row) -> Scored | NotModelledError | ImpossibleError:
+def _outcome(row: Row) -> Scored | Refused | ImpossibleError:
     try:
         return priced(row)
-    except (NotModelledError, ImpossibleError) as error:
+    except (Refused, ImpossibleError) as error:
         return error
 
 
-def outcomes(rows: list[Row], jobs: int) -> list[Scored | NotModelledError | ImpossibleError]:
+def outcomes(rows: list[Row], jobs: int) -> list[Scored | Refused | ImpossibleError]:
     """Of each row; by several processes if asked for."""
     if jobs == 1:
         return list(map(_outcome, rows))
@@ -86,7 +76,12 @@ def score_tables(tables: list[Path], show: bool = False, jobs: int = 1) -> dict[
     impossible: dict[str, list[str]] = defaultdict(list)
     names: dict[str, None] = {}
     for path in tables:
-        rows = read_rows(path)
+        try:
+            rows = read_table(path)
+        except Refused as error:
+            names[path.stem] = None
+            left_out[path.stem].append(f"{path}: {error}")
+            continue
         for place, (row, one) in enumerate(zip(rows, outcomes(rows, jobs), strict=True)):
             name = row.get("set") or path.stem
             names[name] = None

@@ -19,8 +19,8 @@ from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from published import read_rows
-from published_rows import Case, NotModelledError, case_of
+from published_rows import Case, case_of
+from row_tables import Refused, table_or_exit
 
 from meshwright.configuration import predict_configuration
 from meshwright.errors import MeshwrightError
@@ -57,12 +57,12 @@ def main() -> int:
     args = parser.parse_args()
     sets: dict[str, list[dict[tuple[float, float], float]]] = defaultdict(list)
     for path in args.tables:
-        for row in read_rows(path):
+        for row in table_or_exit(path):
             if (row.get("status") or "ok") != "ok" or not row.get("step_time_s") or float(row.get("mfu") or 1) <= 0.1:
                 continue
             try:
                 sets[row.get("set") or path.stem].append(errors(case_of(row), float(row["step_time_s"])))
-            except (NotModelledError, MeshwrightError):
+            except (Refused, MeshwrightError):
                 continue
     found = {
         name: {"rows": len(rows), "mean_abs_error": held_out(rows)} for name, rows in sets.items() if len(rows) > 1

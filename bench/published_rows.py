@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import gpu_names
 from published_frameworks import Habits, habits_of
+from row_tables import SHOWN, WRONG, Refused, Row, positive_number, whole_number
 
 from meshwright.cluster import Cluster
 from meshwright.cluster.device import Achievable, Device
@@ -17,8 +18,8 @@ from meshwright.cluster.tree import Group, Link, Member, merge_equal
 from meshwright.configuration import Configuration, Transformer
 from meshwright.configuration.transformer import LatentAttention
 from meshwright.errors import MeshwrightError
+from meshwright.schedule import ORDERS
 
-Row = dict[str, str]
 Reached = tuple[float, float, float, float] | None
 NEEDED = ("layers", "hidden", "heads", "vocab", "seq", "gpu", "num_gpus", "global_batch")
 FIGURES = ("step_time_s", "peak_mem_GB", "mfu", "inter_node_GBps_per_gpu")
@@ -31,6 +32,14 @@ PRECISIONS = {
     **dict.fromkeys(("fp32", "float32"), "fp32"),
     "tf32": "tf32",
 }
+FLAGS = {**dict.fromkeys(("true", "1", "yes"), "true"), **dict.fromkeys(("false", "0", "no"), "false")}
+STATUSES = {name: name for name in ("ok", "oom", "crash")}
+ATTENTION = {"flash": "flash", "unfused": "unfused"}
+SCHEDULES = {"interleaved": "1f1b"} | {name: name for name in ORDERS}
+LARGEST = {"layers": 10_000, "pp": 10_000, "vpp": 10_000, "num_gpus": 1_000_000}
+"""What a column may hold at most, where that is less than ten million."""
+UNFORESEEN = (ArithmeticError, ValueError, LookupError, TypeError, AssertionError, MemoryError)
+"""What a row that nobody has seen may raise; it becomes the reason."""
 NOMINAL_MHZ = {"L4": 2040.0}
 """Boost clocks behind the nominal peaks (NVIDIA's data sheet), for rows whose clocks were locked lower."""
 UPLINKS = {"RTX-3090": 0.115e9, "RTX-2080-Ti": 2.858e9, "Titan-RTX": 2.858e9}
@@ -40,10 +49,6 @@ UPLINKS = {"RTX-3090": 0.115e9, "RTX-2080-Ti": 2.858e9, "Titan-RTX": 2.858e9}
 LOCKED = {"matmul": 0.88, "attention": 0.67}
 """Of the peak at a locked clock, which power does not lower: products 55 of 62 TFLOP/s on an L4, FlashAttention-2
 forward 42 (Mist d69e530, single ops)."""
-
-
-class NotModelledError(Exception):
-    """Why a row is left out."""
 
 
 class ImpossibleError(Exception):
@@ -67,50 +72,50 @@ class Case:
 
 
 def case_of(row: Row) -> Case:
-    """Raises NotModelledError with the reason."""
+    """Raises Refused with the reason."""
+    if WRONG in row:
+        raise Refused(row[WRONG])
     missing = [name for name in NEEDED if not row.get(name)]
     if missing:
-        raise NotModelledError(f"no value in {', '.join(missing)}")
+        raise Refused(f"no value in {', '.join(missing)}")
     for name in FIGURES:
-        if (row.get(name) or "") and not _is_positive(row[name]):
-            raise NotModelledError(f"{name} is {row[name]!r}, not a positive number")
+        if row.get(name):
+            positive_number(name, row[name])
     for name in SIZES:
-        if number(row, name) < 1:
-            raise NotModelledError(f"{name} is {row[name]!r}, not 1 or more")
+        number(row, name)
+    _word(row, "status", STATUSES)
     try:
         habits = habits_of(row)
         model = _model(row, habits)
         given = _configuration(row, model, habits)
         return Case(model, given, _cluster(row, habits), habits, _refused(model, given) if habits.dealt else "")
     except MeshwrightError as error:
-        raise NotModelledError(reason(error)) from error
-    except (ValueError, KeyError, ArithmeticError) as error:
-        raise NotModelledError(f"{type(error).__name__}: {error}") from error
-
-
-def _is_positive(text: str) -> bool:
-    try:
-        return 0.0 < float(text) < float("inf")
-    except ValueError:
-        return False
+        raise Refused(reason(error)) from error
+    except UNFORESEEN as error:
+        raise Refused(f"{type(error).__name__}: {error}") from error
 
 
 def number(row: Row, name: str, default: int = 1) -> int:
     text = row.get(name) or ""
-    try:
-        return int(float(text)) if text else default
-    except (ValueError, OverflowError):
-        raise NotModelledError(f"{name} is {text!r}, not a number") from None
+    return whole_number(name, text, min(1, default), LARGEST.get(name, 10**7)) if text else default
 
 
 def _flag(row: Row, name: str) -> bool:
-    return (row.get(name) or "").lower() in ("true", "1", "yes")
+    return _word(row, name, FLAGS) == "true"
+
+
+def _word(row: Row, name: str, words: dict[str, str]) -> str:
+    """What a cell says, in one spelling; nothing where it is empty."""
+    text = (row.get(name) or "").lower()
+    if text and text not in words:
+        raise Refused(f"{name} is {row[name][:SHOWN]!r}, expected one of {', '.join(words)}")
+    return words.get(text, "")
 
 
 def _model(row: Row, habits: Habits) -> Transformer:
     family = row.get("family") or "gpt"
     if family not in ("gpt", "llama", "moe", "mpt"):
-        raise NotModelledError(f"family {family}")
+        raise Refused(f"family {family}")
     hidden, experts = number(row, "hidden"), number(row, "num_experts")
     rms = family in ("llama", "moe")
     ffn = number(row, "ffn", 4 * hidden)
@@ -143,7 +148,7 @@ def _latent(text: str) -> LatentAttention | None:
         return None
     missing = [name for name in ("kv_lora", "qk_nope", "qk_rope") if name not in found]
     if missing:
-        raise NotModelledError(f"mla is {text!r}, without {', '.join(missing)}")
+        raise Refused(f"mla is {text!r}, without {', '.join(missing)}")
     return LatentAttention(
         found.get("q_lora", 0), found["kv_lora"], found["qk_nope"], found["qk_rope"], found.get("v", found["qk_nope"])
     )
@@ -151,15 +156,15 @@ def _latent(text: str) -> LatentAttention | None:
 
 def _configuration(row: Row, model: Transformer, habits: Habits) -> Configuration:
     dp, pp, note = number(row, "dp"), number(row, "pp"), row.get("note") or ""
-    stages = _numbers(row.get("stage_layers"))
+    stages = _numbers(row, "stage_layers", pp)
     recompute = row.get("recompute") or "none"
-    recomputed = _numbers(row.get("stage_recompute_layers")) if recompute == "partial" else ()
+    recomputed = _numbers(row, "stage_recompute_layers", pp) if recompute == "partial" else ()
     recompute = {"partial": "none", "selective": habits.selective}.get(recompute, recompute)
     precision = PRECISIONS.get((row.get("precision") or "bf16").lower())
     if precision == "fp8" and "rowwise" in note:
         precision = "fp8-rows"
     if precision is None:
-        raise NotModelledError(f"precision {row.get('precision')}")
+        raise Refused(f"precision {row.get('precision')}")
     given = Configuration(
         dp=dp,
         tp=number(row, "tp"),
@@ -171,10 +176,10 @@ def _configuration(row: Row, model: Transformer, habits: Habits) -> Configuratio
         sp=_flag(row, "sequence_parallel"),
         micro_batch=number(row, "micro_batch"),
         global_batch=number(row, "global_batch"),
-        schedule="1f1b" if row.get("schedule") in (None, "", "interleaved") else str(row["schedule"]),
+        schedule=_word(row, "schedule", SCHEDULES) or "1f1b",
         recompute=recompute,
         precision=precision,
-        attention="unfused" if row.get("attention") == "unfused" else habits.attention,
+        attention="unfused" if _word(row, "attention", ATTENTION) == "unfused" else habits.attention,
         reduce=habits.reduce,
         loss="half" if "fp16_cross_entropy" in note else habits.loss,
         overlap=habits.overlap,
@@ -182,12 +187,12 @@ def _configuration(row: Row, model: Transformer, habits: Habits) -> Configuratio
         tp_overlap=habits.tp_overlap,
         tp_pipelined=max(habits.tp_pipelined, 0.5) if "async_tp" in note else habits.tp_pipelined,
         gradients=habits.gradients,
-        offload=_offload(row.get("stage_offload") or "", pp),
+        offload=_offload(row, pp),
         fused=habits.fused,
         separate=habits.separate,
         context=row.get("cp_comm") or habits.context,
-        stage_layers=stages if len(stages) == pp and sum(stages) == model.layers else (),
-        recomputed=recomputed if len(recomputed) == pp else (),
+        stage_layers=stages,
+        recomputed=recomputed,
         scatter=habits.scatter,
         half_gradients=habits.half_gradients,
         recorded=habits.recorded,
@@ -220,21 +225,29 @@ def _refused(model: Transformer, given: Configuration) -> str:
     return "a stage has nothing to run" if given.pp > 1 + _dealt(model, given.pp)[-1] else ""
 
 
-def _numbers(text: str | None) -> tuple[int, ...]:
-    return tuple(int(float(one)) for one in (text or "").split("|") if one.strip())
+def _numbers(row: Row, name: str, stages: int) -> tuple[int, ...]:
+    """One for each stage, or none."""
+    text = row.get(name) or ""
+    found = tuple(whole_number(name, one, 0, LARGEST["layers"]) for one in text.split("|") if one.strip())
+    if found and len(found) != stages:
+        raise Refused(f"{name} is {text[:SHOWN]!r}, expected a number for each of {stages} stages")
+    return found
 
 
-def _offload(text: str, pp: int) -> tuple[float, ...]:
+def _offload(row: Row, stages: int) -> tuple[float, ...]:
     """The optimizer's share on the host, by stage, of weights/gradients/optimizer/activations."""
+    text = row.get("stage_offload") or ""
     found = tuple(float((one.split("/") + ["0"] * 3)[2] or 0) for one in text.split("|") if one)
-    return found if len(found) == pp else ()
+    if found and (len(found) != stages or not all(0 <= share <= 1 for share in found)):
+        raise Refused(f"stage_offload is {text[:SHOWN]!r}, expected shares for each of {stages} stages")
+    return found
 
 
 def _cluster(row: Row, habits: Habits) -> Cluster:
     count, each = number(row, "num_gpus"), number(row, "gpus_per_node", 8)
     hosts, each = (1, count) if count <= each else (count // each, each)
     if hosts * each != count:
-        raise NotModelledError(f"{count} devices on hosts of {each}")
+        raise Refused(f"{count} devices on hosts of {each}")
     locked = re.search(r"clocks_locked_(\d+)MHz", row.get("note") or "")
     tf32 = (row.get("precision") or "") == "tf32"
     if row["gpu"] == "mixed":
@@ -276,7 +289,7 @@ def _mixed(types: str, count: int, each: int, tf32: bool) -> Cluster:
     for text in types.replace("|", "+").split("+"):
         name, _, number_ = text.strip().rpartition("x")
         if not name or not number_.isdigit() or not int(number_):
-            raise NotModelledError(f"device_types {types!r}, not such as RTX-3090x8+RTX-2080x8|Titan-RTXx16")
+            raise Refused(f"device_types {types!r}, not such as RTX-3090x8+RTX-2080x8|Titan-RTXx16")
         kind = HOSTS[ALIASES[device_name(name)]]
         device = devices_of(device_name(name), 1, 1).devices[0]
         devices[kind.device] = _in_tf32(device) if tf32 else device
@@ -287,7 +300,7 @@ def _mixed(types: str, count: int, each: int, tf32: bool) -> Cluster:
             number_ = str(int(number_) - inside)
     root = Group("pod", Link(NETWORK_STEP_S, min(UPLINKS.values())), merge_equal(members))
     if root.device_count != count:
-        raise NotModelledError(f"device_types {types!r}: {root.device_count} devices, not the row's {count}")
+        raise Refused(f"device_types {types!r}: {root.device_count} devices, not the row's {count}")
     return Cluster(f"mixed:{count}", "nccl", tuple(devices.values()), root, NCCL_OVERHEAD_S)
 
 
@@ -299,7 +312,7 @@ def _with_step(host: str | Group, latency_s: float) -> str | Group:
 def _at_clock(device: Device, mhz: float) -> Device:
     nominal = NOMINAL_MHZ.get(device.name)
     if nominal is None:
-        raise NotModelledError(f"clocks of {device.name} locked at {mhz:g} MHz, of an unknown nominal clock")
+        raise Refused(f"clocks of {device.name} locked at {mhz:g} MHz, of an unknown nominal clock")
     peaks = tuple((dtype, rate * mhz / nominal) for dtype, rate in device.peaks)
     reached = tuple(replace(one, fraction=LOCKED.get(one.kind, one.fraction)) for one in device.achievable)
     return replace(device, peaks=peaks, achievable=(*reached, Achievable("sustained", 1.0)))
@@ -309,5 +322,5 @@ def device_name(gpu: str) -> str:
     """The short name of a device, as in `h100:8`."""
     found = gpu_names.device_name(gpu)
     if found is None:
-        raise NotModelledError(f"unknown GPU {gpu}")
+        raise Refused(f"unknown GPU {gpu}")
     return found

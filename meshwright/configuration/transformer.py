@@ -64,6 +64,14 @@ class Transformer:
         for name in ("layers", "hidden", "heads", "ffn", "vocab", "seq", "experts", "top"):
             if getattr(self, name) < 1:
                 raise PlanError(f"a transformer with {name}={getattr(self, name)}", "1 or more", "correct it")
+        if self.heads % self.key_heads:
+            raise PlanError(f"{self.key_heads} heads of keys for {self.heads} heads", "a divisor", "correct it")
+        if self.top > self.experts or self.dense_layers > self.layers:
+            raise PlanError(
+                f"top {self.top} of {self.experts} experts, {self.dense_layers} dense of {self.layers} layers",
+                "no more than there are",
+                "correct it",
+            )
         if self.latent is None and self.hidden % self.heads:
             raise PlanError(f"{self.heads} heads of a width of {self.hidden}", "heads that divide it", "correct it")
 

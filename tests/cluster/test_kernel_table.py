@@ -101,6 +101,22 @@ def test_the_bench_lists_what_it_cannot_score_and_scores_the_rest(
     assert "left out: 7" in capsys.readouterr().out
 
 
+def test_the_bench_lists_tables_and_rows_that_can_not_be(tmp_path: Path) -> None:
+    head, row = "gpu,op,num_gpus,bytes,dtype,time_us", "H100-SXM-80GB,all_gather,8,1048576,half,30"
+    cells = [row.replace("1048576", text) for text in ("1e308", "nan", "2.5", "caf\xe9")] + [
+        row[:-2] + "1e-320",
+        row + ",1",
+    ]
+    (tmp_path / "good.csv").write_bytes("\n".join([head, row, *cells]).encode("latin-1"))
+    (tmp_path / "empty.csv").write_bytes(b"")
+    (tmp_path / "wide.csv").write_bytes(f"{head}\n{row}\n".encode("utf-16"))
+    skipped: list[dict[str, object]] = []
+    scored = [one for name in ("good", "empty", "wide") for one in kernels.score(tmp_path / f"{name}.csv", skipped)]
+    assert len(scored) == 1
+    assert len(skipped) == len(cells) + 2
+    assert all(one["reason"] for one in skipped)
+
+
 def test_the_bench_prices_half_precision_where_there_is_no_bfloat16_and_blocks_of_float8_like_float8() -> None:
     def priced(gpu: str, dtype: str) -> float:
         row = {"gpu": gpu, "dtype": dtype, "m": "8192", "n": "8192", "k": "8192", "time_us": "1"}

@@ -11,8 +11,9 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 import published
 from gpu_names import device_name
-from published import read_rows, score_tables, show_sets
+from published import score_tables, show_sets
 from published_rows import case_of
+from row_tables import read_table
 
 ROW = {
     "set": "mine", "row_id": "0", "family": "llama", "layers": "4", "hidden": "1024", "heads": "16", "kv_heads": "8",
@@ -122,12 +123,43 @@ def test_sizes_and_descriptions_that_can_not_be_are_reasons(tmp_path: Path) -> N
     found = _score(tmp_path, [ROW | {"row_id": str(i)} | change for i, change in enumerate(changes)])["mine"]
     assert isinstance(found, dict)
     assert found["not_modelled"] == [
-        "row 0: gpus_per_node is '0', not 1 or more",
-        "row 1: pp is '0', not 1 or more",
-        "row 2: vpp is '-1', not 1 or more",
+        "row 0: gpus_per_node is 0, expected a whole number from 1 to 10000000",
+        "row 1: pp is 0, expected a whole number from 1 to 10000",
+        "row 2: vpp is -1, expected a whole number from 1 to 10000",
         "row 3: mla is 'q_lora=1536', without kv_lora, qk_nope, qk_rope",
         "row 4: unknown GPU A100-PCIe-40GB",
     ]
+
+
+def test_what_can_not_be_is_a_reason_and_never_taken_for_something_else(tmp_path: Path) -> None:
+    changes = [
+        {"tp": "1.5"}, {"layers": "1e18"}, {"num_experts": "9" * 20}, {"peak_mem_GB": "1e-320"}, {"tied": "maybe"},
+        {"attention": "?"}, {"schedule": "?"}, {"status": "?"}, {"kv_heads": "3"},
+        {"num_experts": "2", "experts_per_token": "4"}, {"stage_layers": "2|2"}, {"stage_offload": "0/0/7/0"},
+        {"recompute": "?"}, {"precision": "int3"}, {"mfu": "nan"},
+    ]  # fmt: skip
+    found = _score(tmp_path, [ROW, *(ROW | {"row_id": str(i)} | change for i, change in enumerate(changes))])["mine"]
+    assert isinstance(found, dict)
+    assert len(found["not_modelled"]) == len(changes)
+    for (name, value), text in zip((list(one.items())[-1] for one in changes), found["not_modelled"], strict=True):
+        assert value[:20] in text or name in text, text
+
+
+def test_tables_that_can_not_be_read_are_listed_and_others_scored(tmp_path: Path) -> None:
+    head, cells = ",".join(ROW), ",".join(ROW.values())
+    bad = {
+        "empty": b"", "rowless": head.encode(), "twice": f"{head},tp\n{cells},2\n".encode(),
+        "wide": f"{head}\n{cells}\n".encode("utf-16"), "binary": bytes(range(256)),
+    }  # fmt: skip
+    for name, content in bad.items():
+        (tmp_path / f"{name}.csv").write_bytes(content)
+    (tmp_path / "good.csv").write_bytes(f"{head},note\n{cells},\n{cells},caf\xe9\n{cells},,over\n".encode("latin-1"))
+    tables = [tmp_path / f"{name}.csv" for name in (*bad, "missing", "good")]
+    found = score_tables(tables, False, 1)["sets"]
+    show_sets({"sets": found})
+    assert list(found) == [*bad, "missing", "mine"]
+    assert all(len(found[name]["not_modelled"]) == 1 for name in (*bad, "missing"))
+    assert (found["mine"]["timed_rows"], len(found["mine"]["not_modelled"])) == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +221,7 @@ def test_hosts_of_several_types_are_priced(tmp_path: Path) -> None:
 
 
 def test_runs_that_nothing_was_fitted_on_are_modelled_and_near_where_they_are_said_to_be() -> None:
-    rows = read_rows(Path(published.__file__).parent / "outside_runs.csv")
+    rows = read_table(Path(published.__file__).parent / "outside_runs.csv")
     assert all(row["source_short"] for row in rows)
     assert all(not case_of(row).refused for row in rows)
     few = [row for row in rows if row["set"] == "megascale" and int(row["num_gpus"]) <= 1024]
