@@ -165,13 +165,8 @@ def moe(row: Row) -> Scored:
     )
     if topk > experts or experts % ep or ffn % tp:
         raise Refused(f"topk {topk} of {experts} experts over ep {ep}, ffn {ffn} over tp {tp}: expected divisors")
-    skew = row.get("distribution") or "balanced"
-    level = {"balanced": 0.0}.get(skew)
-    if level is None:
-        try:
-            level = float(skew.removeprefix("power_law_"))
-        except ValueError:
-            raise Refused(f"distribution is {skew!r}, expected balanced or power_law_X") from None
+    skew = (row.get("distribution") or "balanced").removeprefix("power_law_")
+    level = 0.0 if skew == "balanced" else positive_number("distribution", skew, 0.0, 10.0)
     seconds = profile(name).mixture_s(kind, tokens, hidden, ffn // tp, topk, experts // ep, ep, level)
     if seconds is None:
         raise Refused(f"no mixture of experts was measured on {name} in {kind}")

@@ -127,6 +127,7 @@ def _model(row: Row, habits: Habits) -> Transformer:
         vocab=number(row, "vocab"),
         seq=number(row, "seq"),
         kv_heads=number(row, "kv_heads", 0),
+        head=number(row, "head_dim", 0),
         gated=_flag(row, "gated_mlp"),
         rms=rms,
         bias=family == "gpt" and "no_biases" not in (row.get("note") or ""),

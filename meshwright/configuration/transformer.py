@@ -26,7 +26,7 @@ class Transformer:
     """A decoder with its loss. `ffn`: of dense layers. `experts`, `top`, `expert_ffn`, `shared_ffn`: of routed layers,
     which follow the first `dense_layers` where there is more than one expert. `gated`: the MLP has a gate.
     `rms`: RMSNorm and rotary positions; else LayerNorm and learned positions. `dropout`: between layers;
-    `attention_dropout`: of attention's weights."""
+    `attention_dropout`: of attention's weights. `head`: the size of one, where heads do not divide the width evenly."""
 
     layers: int
     hidden: int
@@ -47,10 +47,11 @@ class Transformer:
     shared_ffn: int = 0
     dense_layers: int = 0
     latent: LatentAttention | None = None
+    head: int = 0
 
     @property
     def head_size(self) -> int:
-        return max(1, self.hidden // self.heads)
+        return self.head or max(1, self.hidden // self.heads)
 
     @property
     def key_heads(self) -> int:
@@ -72,7 +73,7 @@ class Transformer:
                 "no more than there are",
                 "correct it",
             )
-        if self.latent is None and self.hidden % self.heads:
+        if self.latent is None and not self.head and self.hidden % self.heads:
             raise PlanError(f"{self.heads} heads of a width of {self.hidden}", "heads that divide it", "correct it")
 
 
