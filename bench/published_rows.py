@@ -199,6 +199,7 @@ def _configuration(row: Row, model: Transformer, habits: Habits) -> Configuratio
         recorded=habits.recorded,
         in_turn=habits.in_turn,
         clipped=habits.clipped,
+        skew=habits.skew,
     )
     if habits.dealt and pp > 1 and not stages:
         places = _dealt(model, pp)[: model.layers]

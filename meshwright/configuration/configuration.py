@@ -45,7 +45,8 @@ class Configuration:
     up while the host runs ahead (`reserved.waiting_bytes`). in_turn: stages hand over as in DeepSpeed: a stage gives a
     gradient back, only then is sent the next hidden states, and waits for both; ranks of tp send a part each, which the
     receivers gather. clipped: before the optimizer gradients are scaled in their whole buffer and clipped by their
-    norm, after it the buffer is zeroed.
+    norm, after it the buffer is zeroed. skew: exponent of the power law that loads of experts follow, of which no row
+    is dropped; 0 where they are equal.
     """
 
     dp: int = 1
@@ -81,6 +82,7 @@ class Configuration:
     recorded: bool = False
     in_turn: bool = False
     clipped: bool = False
+    skew: float = 0.0
 
     @property
     def devices(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshwright.capture.program import ITEM_BYTES, Value
+from meshwright.cluster.expert_loads import busiest_rank
 from meshwright.configuration.block import Block
 from meshwright.configuration.configuration import Configuration
 from meshwright.configuration.transformer import Transformer
@@ -263,14 +264,16 @@ class Layers:
 
         With sequence parallelism each tensor-parallel rank routes and exchanges its own rows, and what arrived is
         gathered: all the rows that go to experts, not those of the sequence (Megatron-Core, `token_dispatcher.py`).
-        What arrives is in the order of ranks: it is sorted by expert, and sorted back before it returns.
+        What arrives is in the order of ranks: it is sorted by expert, and sorted back before it returns. Where loads
+        are skewed this is the busiest rank, for which the others wait.
         """
         model, given = self.model, self.given
         scores = block.linear(x, model.experts)
         block.call("aten.softmax.int", (scores, -1), *scores.type.sizes)
         count, width = self.tokens * model.top, self._share(model.expert_ffn)
         own = max(1, model.experts // given.ep)
-        arrived = count * model.hidden * self.size
+        busy = round(busiest_rank(self.tokens * given.ep, model.top, own, given.ep, given.skew).rows)
+        arrived = busy * model.hidden * self.size
         sent = arrived // given.tp if self.split else arrived
         for backward in (False, True):
             for _ in range(2 if given.ep > 1 else 0):
@@ -279,19 +282,20 @@ class Layers:
                 block.moves("tp", kind, arrived, backward)
         rows = block.pointwise("index_select.default", block.value(count, model.hidden))
         for _ in range(2 if given.ep > 1 and own > 1 else 0):
-            self._copied(block, count, model.hidden)
+            self._copied(block, busy, model.hidden)
         ends = block.value(own, dtype="int32", grad=False)
         wide = width * (2 if model.gated else 1)
         up = block.weight(own, model.hidden, wide, expert=True)
-        made = block.call("aten._grouped_mm.default", (rows, up, ends), count, wide)
+        arrived_rows = rows if busy == count else block.value(busy, model.hidden)
+        made = block.call("aten._grouped_mm.default", (arrived_rows, up, ends), busy, wide)
         if model.gated:
-            gate = block.value(count, width)
-            made = block.pointwise("mul.Tensor", gate, block.value(count, width))
+            gate = block.value(busy, width)
+            made = block.pointwise("mul.Tensor", gate, block.value(busy, width))
         else:
             made = block.pointwise("gelu.default", made)
         down = block.weight(own, width, model.hidden, expert=True)
-        back = block.call("aten._grouped_mm.default", (made, down, ends), count, model.hidden)
-        block.pointwise("index_select.default", back)
+        back = block.call("aten._grouped_mm.default", (made, down, ends), busy, model.hidden)
+        block.pointwise("index_select.default", back if busy == count else block.value(count, model.hidden))
         found = block.value(self.rows, model.hidden)
         if model.shared_ffn:
             shared = self._mlp(block, self._gathered(block, x), model.shared_ffn)

@@ -160,6 +160,17 @@ def test_what_arrives_at_experts_is_sorted_and_sorted_back() -> None:
     assert not single
 
 
+def test_a_rank_with_busier_experts_has_more_rows_to_exchange_and_compute() -> None:
+    model = Transformer(layers=2, hidden=1024, heads=16, ffn=4096, vocab=1000, seq=512, experts=64, top=8, gated=True)
+    even, skewed = (Layers(model, Configuration(dp=8, ep=8, skew=skew)).layer(routed=True) for skew in (0.0, 1.2))
+    rows, most = (
+        next(one.results[0].type.sizes[0] for one in block.ops if "grouped" in one.target) for block in (even, skewed)
+    )
+    assert rows == 512 * 8
+    assert 1.3 * rows < most < 4 * rows
+    assert {one.bytes // (2 * 1024) for one in skewed.moved if one.axis == "ep"} == {most}
+
+
 def test_float8_is_for_grouped_products_too() -> None:
     pins = ("dp=8", "ep=8", "micro_batch=2", "zero=1")
     model = "moe?layers=4&hidden=4096&heads=32&ffn=14336&experts=8&top=2&seq=4096&vocab=32000"
