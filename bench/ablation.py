@@ -53,7 +53,7 @@ OTHERS = {
     "planner.stages.bound.ROUGHLY": "rounding of sums",
     "planner.stages.bound.ROUNDING": "rounding of sums",
 }
-"""Numbers that steer no search, and what they are. `constants` leaves out those of `stages.survey` and of ranges."""
+"""Numbers that steer no search, and what they are. `constants` leaves out those of ranges."""
 
 OTHER_LITERALS = {
     "planner.space.storage": "stages of ZeRO",
@@ -83,8 +83,6 @@ def constants() -> dict[str, Any]:
     """Numeric constants of the planner's modules that steer its search, by module and name, with their values."""
     found: dict[str, Any] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        if path.name == "survey.py":  # the survey's searchers are not on the path of a plan
-            continue
         module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
         for name in _numeric(ast.parse(path.read_text())):
             if f"{module}.{name}" not in OTHERS:
@@ -112,7 +110,7 @@ def literals() -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
-        if path.name == "survey.py" or module in OTHER_LITERALS:
+        if module in OTHER_LITERALS:
             continue
         for function in ast.walk(ast.parse(path.read_text())):
             if isinstance(function, ast.FunctionDef) and f"{module}.{function.name}" not in OTHER_LITERALS:

@@ -14,23 +14,37 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
+
+from stage_searchers import METHODS as SEARCHERS
+from stage_searchers import propose
 
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
 from meshwright.planner.plan import make_plan
-from meshwright.planner.stages.problem import Crossing, MeshClass, StagePoint, StageProblem
-from meshwright.planner.stages.search import STAGE_METHODS, solve_stages
+from meshwright.planner.stages.problem import Crossing, MeshClass, StagePoint, StageProblem, StageSolution
+from meshwright.planner.stages.search import solve_stages
 from meshwright.simulate import SegmentCost, Transfer
 
 OUT = Path(__file__).parents[1] / "out"
 BUDGET = 24
+METHODS = ("auto", *SEARCHERS)
+"""`auto`: the dynamic programme."""
+
+Solve = Callable[..., StageSolution | None]
+
+
+def solver(method: str, seed: int = 0) -> Solve:
+    """`solve_stages` with the pipelines of a method."""
+    return partial(solve_stages, propose=partial(propose, method, seed=seed)) if method != "auto" else solve_stages
 
 
 def instance(seed: int) -> StageProblem:
@@ -71,15 +85,15 @@ def instance(seed: int) -> StageProblem:
 
 
 def random_rows(count: int) -> list[dict[str, Any]]:
-    steps: dict[str, list[float]] = {method: [] for method in STAGE_METHODS}
-    cpu: dict[str, list[float]] = {method: [] for method in STAGE_METHODS}
+    steps: dict[str, list[float]] = {method: [] for method in METHODS}
+    cpu: dict[str, list[float]] = {method: [] for method in METHODS}
     proven = done = 0
     for seed in range(count):
         problem, found = instance(seed), {}
-        for method in STAGE_METHODS:
+        for method in METHODS:
             begun_s = time.process_time()
             try:
-                answer = solve_stages(problem, BUDGET, method=method, seed=seed)
+                answer = solver(method, seed)(problem, BUDGET)
             except PlanError:
                 answer = None
             cpu[method].append(time.process_time() - begun_s)
@@ -92,7 +106,7 @@ def random_rows(count: int) -> list[dict[str, Any]]:
                 steps[method].append(step_s / best_s)
     print(f"{done} random instances, {proven} proven by the programme; ratio to the best found")
     rows = []
-    for method in STAGE_METHODS:
+    for method in METHODS:
         ratios = sorted(steps[method])
         rows.append(
             {
@@ -113,11 +127,10 @@ def model_rows(model: str, cluster: str, batch: int) -> list[dict[str, Any]]:
     program = capture(*parse_reference(model).meta(batch), precision="mixed")
     rows = []
     print(f"{model} on {cluster}, batch {batch}: pipelines alone")
-    for method in STAGE_METHODS:
+    for method in METHODS:
         begun_s = time.process_time()
-        plan = make_plan(
-            program, load_cluster(cluster), precision="mixed", pins=("schedule=1f1b",), stage_method=method
-        )
+        with patch("meshwright.planner.pipeline.search.solve_stages", solver(method)):
+            plan = make_plan(program, load_cluster(cluster), precision="mixed", pins=("schedule=1f1b",))
         rows.append({"method": method, "step_s": plan.predicted.step_s, "cpu_s": time.process_time() - begun_s})
         sizes = "+".join(str(group[0].mesh.world_size) for group in plan.groups)
         text = f"  {method:<10} {plan.predicted.step_s:.4f} s, stages of {sizes}, {plan.microbatches} micro-batches"

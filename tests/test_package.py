@@ -172,9 +172,9 @@ def in_a_new_process() -> str:
 
 
 def test_planning_loads_no_searchers_of_the_survey(in_a_new_process: str) -> None:
-    """They are there for `meshwright solve --method`, `plan --stage-method` and the benches."""
+    """They are there for `meshwright solve --method` and the benches."""
     found = in_a_new_process.splitlines()[0].split()
-    searchers = ("meshwright.select.methods", "meshwright.select.contest", "meshwright.planner.stages.survey")
+    searchers = ("meshwright.select.methods", "meshwright.select.contest")
     assert [name for name in found if name.startswith(searchers)] == []
 
 

@@ -53,7 +53,6 @@ def add_parser(subparsers: Any) -> None:
         "offload=auto|optimizer|weights|optimizer:0.5 (to the host's memory), NAME=S(0); pins of a mesh or a weight "
         "mean plans of one stage, unless pp is pinned too",
     )
-    add("--stage-method", default="auto", metavar="M", help="for stages: auto, beam, recursive, mcmc, mcts or rl")
     add("--effort", default="default", metavar="E", help="how much is searched: fast, default or proof")
     add(
         "--simpler-within",
@@ -201,7 +200,6 @@ def _planned(args: argparse.Namespace, cluster: Cluster, progress: Progress) -> 
             precision=args.precision,
             compile=args.compile,
             pins=args.pin,
-            stage_method=args.stage_method,
             simpler_within=args.simpler_within,
             effort=args.effort,
             gap=args.gap,

@@ -60,7 +60,6 @@ def make_plan(
     recompute: bool = True,
     on_incumbent: Progress | None = None,
     on_node: Progress | None = None,
-    stage_method: str = "auto",
     simpler_within: float = SIMPLER_WITHIN,
     effort: str = "default",
     gap: float = 0.0,
@@ -78,7 +77,6 @@ def make_plan(
     recompute: activations may be recomputed in backward where memory binds.
     on_incumbent: called with a line of text for every better plan.
     on_node: called with the name of every node of the search.
-    stage_method: how the stages of pipelines are searched, `auto` or a searcher of the survey.
     simpler_within: the simplest of all plans within this part of the fastest step is taken; 0: the fastest.
     effort: how much is searched: `fast`, `default` or `proof`.
     gap: the search ends once its plan is proven to be within this part of the fastest.
@@ -102,7 +100,6 @@ def make_plan(
         max_axes=max_axes,
         fit=fit,
         recompute=recompute,
-        stage_method=stage_method,
         simpler_within=simpler_within,
         effort=effort_of(effort),
         gap=gap,
@@ -161,11 +158,10 @@ def _plan(request: PlanRequest, log: SearchRecorder, feasible_only: bool = False
             pins,
             log,
             recompute,
-            request.stage_method,
             exact=False,
             gap=request.gap,
             headroom=request.headroom,
-            remat=method,
+            method=method,
         )
     strict = no_pipelines or not request.fit
     if request.fit and one_stage.state_exceeds_memory():
@@ -250,8 +246,7 @@ def _refusal(request: PlanRequest, one_stage: OneStageSearch, pins: PipelinePins
         setting=request.setting,
         pins=pins,
         recompute=one_stage.recompute,
-        method=request.stage_method,
-        remat=one_stage.method,
+        method=one_stage.method,
     )
     if not pins.pipeline:
         return one_stage.refusal(() if no_pipelines or cluster.device_count < 2 else (test,))

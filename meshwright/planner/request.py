@@ -28,7 +28,6 @@ class PlanRequest:
     max_axes: of a mesh.
     fit: refuse where nothing fits; otherwise return the fastest plan of the most micro-batches.
     recompute: activations may be recomputed in backward where memory binds.
-    stage_method: how the stages of pipelines are searched.
     simpler_within: the simplest of all plans within this part of the fastest step is taken.
     effort: limits of the search, in work.
     gap: the search ends once its incumbent is proven to be within this part of the fastest plan.
@@ -44,7 +43,6 @@ class PlanRequest:
     max_axes: int = MOST_AXES
     fit: bool = True
     recompute: bool = True
-    stage_method: str = "auto"
     simpler_within: float = SIMPLER_WITHIN
     effort: Effort = EFFORTS["default"]
     gap: float = 0.0

@@ -159,19 +159,15 @@ def feasible_pipeline(
     setting: Setting,
     pins: PipelinePins,
     recompute: bool,
-    method: str,
-    remat: str = "auto",
+    method: str = "auto",
 ) -> MemoryNeeded | None:
     """Plans of several stages, on devices of so much memory.
 
-    method: of the search for stages.
-    remat: the method of activation checkpointing.
+    method: of activation checkpointing.
     """
     devices = tuple(replace(one, memory_bytes=budget_bytes + one.reserve_bytes) for one in cluster.devices)
     roomy = replace(cluster, devices=devices)
-    search = PipelineSearch(
-        program, roomy, budget_bytes, setting, pins, recompute=recompute, method=method, first=True, remat=remat
-    )
+    search = PipelineSearch(program, roomy, budget_bytes, setting, pins, recompute=recompute, first=True, method=method)
     plan = search.finish()
     return needed_by(plan) if plan else None
 

@@ -44,7 +44,7 @@ from meshwright.planner.search_log import SearchRecorder
 from meshwright.planner.sharding.model import ShardingModel
 from meshwright.planner.stages.options import StageOptions
 from meshwright.planner.stages.problem import Crossing, MeshClass, Pipelined, PlacedRun, StageProblem, StageSolution
-from meshwright.planner.stages.search import FIRST, SIMULATIONS, any_within, check_method, solve_stages
+from meshwright.planner.stages.search import FIRST, SIMULATIONS, any_within, solve_stages
 from meshwright.predict import predicted
 from meshwright.price.parameter import Setting
 from meshwright.simulate import Transfer
@@ -80,20 +80,17 @@ class PipelineSearch:
         asked: PipelinePins | None = None,
         log: SearchRecorder | None = None,
         recompute: bool = True,
-        method: str = "auto",
         first: bool = False,
         exact: bool = True,
         gap: float = 0.0,
         headroom: float = 0.0,
-        remat: str = "auto",
+        method: str = "auto",
     ) -> None:
-        """method: of `solve_stages`.
-        first: the first that fits is enough.
+        """first: the first that fits is enough.
         exact: bytes of what is found are those of traced pairs; what may yet be left for another plan does without.
         gap: pipelines whose bound is within this part of the best are left out.
         headroom: part of each device that is left free where there is no budget.
-        remat: the method of activation checkpointing, where recomputation is allowed."""
-        check_method(method)
+        method: of activation checkpointing, where recomputation is allowed."""
         asked = asked or PipelinePins(None, None, ())
         self._search: _Search | None = None
         self._first, self._exact = first, exact
@@ -109,11 +106,10 @@ class PipelineSearch:
             inf,
             log or SearchRecorder(),
             recompute,
-            method,
             first,
             gap,
             headroom,
-            remat,
+            method,
         )
 
     def begin(self) -> Plan | None:
@@ -172,11 +168,10 @@ class _Search:
     incumbent_s: float
     log: SearchRecorder
     recompute: bool
-    method: str
     first: bool = False
     gap: float = 0.0
     headroom: float = 0.0
-    remat: str = "auto"
+    method: str = "auto"
     best: Plan | None = None
     promising: tuple[Pipelined, ...] = ()
     rough: float = 1.0
@@ -331,7 +326,7 @@ class _Search:
         budget = SIMULATIONS if table.total <= MOST_UNITS else FIRST
         interleaved = table.options(limit_s, interleaved=True) if "interleaved" in problem.schedules else None
         try:
-            return solve_stages(problem, budget, limit_s, {count: made}, {count: interleaved}, self.method)
+            return solve_stages(problem, budget, limit_s, {count: made}, {count: interleaved})
         except PlanError:
             return None  # too little memory for any
 
@@ -358,7 +353,7 @@ class _Search:
         if self.recompute:
             compiled = self.setting.compile
             kept = [
-                with_remat_levels(sharded, small, self.meshes[sharded.mesh], self.remat, compiled) for sharded in kept
+                with_remat_levels(sharded, small, self.meshes[sharded.mesh], self.method, compiled) for sharded in kept
             ]
         stages = self.pins.stages or 1
         groups = stages * -(-GROUPS // stages) if len(self.program.segments) > GROUPS else None
@@ -464,8 +459,8 @@ class _Search:
         plan = pipeline_plan(
             self.program, self.cluster, sharded_runs(runs, self.meshes), schedule, setting, self.submesh_links
         )
-        if self.remat in FIXED_IN_STAGES:
-            return checkpointed(plan, self.program, self._budgets(plan), self.remat)
+        if self.method in FIXED_IN_STAGES:
+            return checkpointed(plan, self.program, self._budgets(plan), self.method)
         return fitted(plan, self.program, self._budgets(plan))
 
     def _take(self, made: Plan | None) -> None:

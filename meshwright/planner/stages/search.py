@@ -8,8 +8,9 @@ are walked, as many as the budget of simulations allows: where none is left the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import inf
 
 from meshwright.errors import PlanError, counted
@@ -23,11 +24,7 @@ from meshwright.simulate import Timeline
 
 SIMULATIONS, FIRST = EFFORTS["default"].probed, EFFORTS["default"].shardings
 """SIMULATIONS: pipelines simulated for each number of micro-batches. FIRST: of these, how many of one schedule come
-before any other is walked further, how many a searcher may propose, and how many runners-up are remembered."""
-
-STAGE_METHODS = ("auto", "beam", "recursive", "mcmc", "mcts", "rl")
-"""`auto`, and the searchers of the survey, which are imported when one is named."""
-
+before any other is walked further, and how many runners-up are remembered."""
 
 Made = Mapping[int, StageOptions | None]
 """The rows for each number of micro-batches."""
@@ -88,19 +85,17 @@ def solve_stages(
     incumbent_s: float = inf,
     made: Mapping[int, StageOptions | None] | None = None,
     interleaved: Mapping[int, StageOptions | None] | None = None,
-    method: str = "auto",
-    seed: int = 0,
+    propose: Callable[[Bound], Iterable[tuple[PlacedRun, ...]]] | None = None,
 ) -> StageSolution | None:
     """The fastest pipeline by simulation, and a lower bound; None where none is faster than `incumbent_s`.
 
     budget: simulations for each number of micro-batches.
     made: the rows for each number of micro-batches, where they are made already.
     interleaved: those for interleaved schedules, where they differ.
-    method: `auto` (the dynamic programme), or one of the survey's searchers, whose results are simulated and prove
-    nothing.
+    propose: pipelines of one schedule and number of micro-batches to simulate in place of the dynamic programme's;
+    they prove nothing.
     """
     problem.verify()
-    check_method(method)
     search = _Search(problem, budget * len(problem.microbatches), incumbent_s)
     if made is None:
         made = {count: options(problem, count) for count in problem.microbatches}
@@ -115,15 +110,14 @@ def solve_stages(
     for family in families:
         family.low_s = family.bound.least_s() * (1 - CLOSE)
     for family in sorted(families, key=lambda family: family.low_s):
-        if method != "auto":
-            from meshwright.planner.stages.survey import surveyed
-
-            _simulate_found(family, search, surveyed(method, family.bound, FIRST, seed))
+        if propose:
+            _simulate(family, search, propose(family.bound))
             continue
         _lowest(family, search.best_s)
-        _simulate_first(family, search)
+        if family.may(search.best_s):
+            _simulate(family, search, islice(family.bound.walk(family.high_s, few=True), FIRST))
     for family in sorted(families, key=lambda family: family.low_s):
-        if method == "auto" and family.may(search.best_s):
+        if not propose and family.may(search.best_s):
             _walk(family, search)
     unfinished_s = min(unfinished_s, _later(problem, search, made))
     low_s = min([family.low_s for family in families] + [unfinished_s, search.best_s])
@@ -154,11 +148,6 @@ def any_within(problem: StageProblem, limit_s: float, made: Made, interleaved: M
             if bound.least_s() * (1 - CLOSE) < limit_s and bound.possible(limit_s):
                 return True
     return False
-
-
-def check_method(method: str) -> None:
-    if method not in STAGE_METHODS:
-        raise PlanError(f"method {method!r} for stages", f"one of {', '.join(STAGE_METHODS)}", "choose one of them")
 
 
 def _why(problem: StageProblem) -> str:
@@ -196,16 +185,7 @@ def _lowest(family: _Family, best_s: float) -> None:
     family.low_s, family.high_s = low_s, high_s
 
 
-def _simulate_first(family: _Family, search: _Search) -> None:
-    if not family.may(search.best_s):
-        return
-    for tried, runs in enumerate(family.bound.walk(family.high_s, few=True)):
-        if tried >= FIRST or search.spent:
-            return
-        search.price(runs, family.bound.schedule, family.bound.microbatches)
-
-
-def _simulate_found(family: _Family, search: _Search, found: list[tuple[PlacedRun, ...]]) -> None:
+def _simulate(family: _Family, search: _Search, found: Iterable[tuple[PlacedRun, ...]]) -> None:
     for runs in found:
         if search.spent:
             return

@@ -1,6 +1,6 @@
 """Searchers of the auto-parallelism survey for pipeline stages, to compare with the dynamic programme.
 
-None of them gives a lower bound.
+`partial(propose, method)` is what `solve_stages(propose=...)` takes. None of them gives a lower bound.
 
 beam       stage by stage from the end of the chain, the most promising of each length kept
 recursive  bisection: devices halved, the chain cut where the halves' work is as their devices, and so on in each half
@@ -17,10 +17,11 @@ from math import exp, inf, log, sqrt
 from random import Random
 
 import numpy as np
+from stage_skeletons import Devices, Skeleton, Trials, minus
 
 from meshwright.planner.stages.bound import Bound
 from meshwright.planner.stages.problem import PlacedRun
-from meshwright.planner.stages.skeleton import Devices, Skeleton, Trials, minus
+from meshwright.planner.stages.search import FIRST
 
 TRIALS = 2000
 WIDTH = 48
@@ -33,11 +34,11 @@ RATE = 0.5
 SHIFTS = (-2, -1, 0, 1, 2)
 
 
-def surveyed(method: str, bound: Bound, count: int, seed: int = 0) -> list[tuple[PlacedRun, ...]]:
-    """The best `count` pipelines of a searcher, by the closed form."""
+def propose(method: str, bound: Bound, seed: int = 0) -> list[tuple[PlacedRun, ...]]:
+    """The best few pipelines of a searcher, by the closed form."""
     made = Trials(bound, TRIALS)
     METHODS[method](made, Random(seed))
-    return made.best(count)
+    return made.best(FIRST)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Skeletons of pipelines: the end and the mesh class of each stage, for the local searches of `survey`.
+"""Skeletons of pipelines: the end and the mesh class of each stage, for the searchers of `stage_searchers`.
 
 A skeleton is completed from the last stage to the first: each stage takes the point that fits and hands over soonest.
 The closed form of `bound` gives its step. So a trial is quick, and only the best trials are simulated.
