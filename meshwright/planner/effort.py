@@ -22,20 +22,18 @@ CLOSE = 5e-4
 NEAR = 5e-3
 """Where a search is not worth its time to the end: a part of a step, or of the bytes that a refusal names."""
 
-EXACT = 8
-"""Of so many segments the least bytes are found exactly; of more to a part NEAR, since every question takes long."""
+FEW = 8
+"""Segments of which the least bytes are found exactly: of more to a part NEAR, since every question takes long. Devices
+on which stages of every size are looked at, and three axes may split something else than samples where there is one
+sample. Micro-batches for each stage after which a schedule is taken to be periodic."""
 
 ROUGH = 1.25
 """Bytes and seconds that are not read off traced pairs may be so many times what they seem: so near to a budget or to
 the incumbent they say nothing."""
 
 RESOLUTION = 1024
-"""Parts of a budget to which labels are rounded up, and how many labels a walk follows that has to find something good,
-not the best."""
-
-FEW_DEVICES = 8
-"""On so many, stages of every size are looked at, and three axes may split something else than samples where there is
-one sample."""
+"""Parts of a budget to which labels are rounded up; how many labels a walk follows that has to find something good, not
+the best; and segments of shardings that may be examined for one refusal."""
 
 MOST_UNITS = 64
 """Stages, and segments of a nested order, beyond which a search takes too long: on more devices the smallest stage is

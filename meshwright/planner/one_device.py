@@ -22,7 +22,7 @@ from meshwright.pins.offload import Offload
 from meshwright.pins.parts import pin_parts
 from meshwright.plan import Plan
 from meshwright.plan.units import show_bytes, show_enough, show_limit
-from meshwright.planner.effort import ANY_BYTES, CLOSE, EXACT, NEAR, RETRIES
+from meshwright.planner.effort import ANY_BYTES, CLOSE, FEW, NEAR, RETRIES
 from meshwright.planner.infeasible.estimate import training_state_bytes
 from meshwright.planner.infeasible.min_memory import smallest_budget
 from meshwright.planner.infeasible.refusals import TO_HOST, NoRoomError
@@ -330,7 +330,7 @@ class OneDeviceSearch:
 
         All numbers of micro-batches are asked where segments are few, else the fewest and the most.
         """
-        exact = len(self.request.program.segments) <= EXACT
+        exact = len(self.request.program.segments) <= FEW
         every = self.numbers if exact or self.method in FIXED else {self.numbers[0], self.numbers[-1]}
         method = "flat" if self.host else self.method  # as plans that offload are searched
         refusals = [(self._leanest_curves(number).refusal(method, self.room), number) for number in every]

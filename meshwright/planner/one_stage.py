@@ -15,7 +15,7 @@ from meshwright.pins.parts import pinned_devices
 from meshwright.plan import Plan
 from meshwright.planner.chain.chains import Chain
 from meshwright.planner.chain.lagrangian import least_bytes
-from meshwright.planner.effort import EXACT, RETRIES
+from meshwright.planner.effort import FEW, RETRIES
 from meshwright.planner.infeasible.estimate import (
     estimate_by_method,
     estimate_kept,
@@ -96,7 +96,7 @@ class OneStageSearch:
     @cached_property
     def _exact(self) -> bool:
         """Whether a refusal names the minimum budget to the byte: of a small program that was searched."""
-        return len(self.program.segments) <= EXACT and not self.state_exceeds_memory()
+        return len(self.program.segments) <= FEW and not self.state_exceeds_memory()
 
     @cached_property
     def _state_bytes(self) -> int:

@@ -6,7 +6,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-MOST = 26
+MOST = 15
 MOST_INSIDE = 0
 """As many as there are; fewer is better."""
 

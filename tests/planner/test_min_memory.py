@@ -21,7 +21,7 @@ from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
 from meshwright.plan.units import show_bytes
 from meshwright.planner import one_device, one_stage
-from meshwright.planner.effort import EXACT
+from meshwright.planner.effort import FEW
 from meshwright.planner.infeasible.estimate import training_state_bytes
 from meshwright.planner.infeasible.min_memory import (
     FeasibilityTest,
@@ -168,9 +168,9 @@ def test_smallest_budget_is_exact_for_few_segments() -> None:
         tries.append(size)
         return size >= 123_457
 
-    assert smallest_budget(fits, 1000, 2000, EXACT) == 123_457
+    assert smallest_budget(fits, 1000, 2000, FEW) == 123_457
     exact = len(tries)
-    assert 123_457 <= smallest_budget(fits, 1000, 2000, EXACT + 1) < 124_000
+    assert 123_457 <= smallest_budget(fits, 1000, 2000, FEW + 1) < 124_000
     assert len(tries) < 2 * exact
 
 

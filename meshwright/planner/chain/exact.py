@@ -22,15 +22,13 @@ from meshwright.profile import saved
 from meshwright.select import InfeasibleError, ProblemBuilder, solve
 from meshwright.select.problem import Floats, Problem
 
-MOST_OPTIONS = 4000
-"""Of all nodes together; larger programs are left to `lagrangian`."""
-
 WORK = 4000.0
-"""Of the engine, in millions of steps and nodes of HiGHS: the same answer on a busy machine."""
+"""Of the engine, in millions of steps and nodes of HiGHS: the same answer on a busy machine. Programs whose nodes
+have more options together are left to `lagrangian`."""
 
 
 def is_small(shardings: ShardingModel) -> bool:
-    return sum(len(shardings.problem(i).problem.costs) for i in range(len(shardings.program.segments))) <= MOST_OPTIONS
+    return sum(len(shardings.problem(i).problem.costs) for i in range(len(shardings.program.segments))) <= WORK
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from meshwright.pins.stages import PipelinePins
 from meshwright.plan import Plan
 from meshwright.planner.chain.chains import Chain
 from meshwright.planner.chain.lagrangian import ANY_PRICE, chain_at, memory_free_bound_s
-from meshwright.planner.effort import EXACT
+from meshwright.planner.effort import FEW
 from meshwright.planner.infeasible.min_memory import MemoryNeeded, WorkBudget, needed_by
 from meshwright.planner.memory.by_method import refine_by
 from meshwright.planner.memory.nested_sharded import refine_nested
@@ -42,7 +42,7 @@ class _FoundError(Exception):
 
 def feasible_kept(candidates: list[Candidate], budget_bytes: int, *, program: Program) -> MemoryNeeded | None:
     """Everything kept (`keep_all.search`). Exact for small programs alone, since of others it would take a minute."""
-    small = len(program.segments) <= EXACT
+    small = len(program.segments) <= FEW
     try:
         found = search(candidates, budget_bytes, first=True, exactly=small, hard=small).best
     except PlanError:
@@ -120,7 +120,7 @@ def feasible_min_memory(
     Nested orders are tested for small programs alone, since those of long chains take longer than all other tests.
     """
     work.spend(len(candidates))
-    small = len(program.segments) <= EXACT
+    small = len(program.segments) <= FEW
     plan = min_memory_plan(candidates, budget_bytes, program, assemble, method, nested=small)
     return needed_by(plan) if plan else None
 

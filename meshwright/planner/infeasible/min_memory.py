@@ -12,10 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from meshwright.plan import Plan
 from meshwright.plan.units import show_enough
-from meshwright.planner.effort import ANY_BYTES, EFFORTS, EXACT, NEAR
-
-WORK = 1500
-"""Segments of shardings that may be examined for one refusal. The best budget known by then is named."""
+from meshwright.planner.effort import ANY_BYTES, EFFORTS, FEW, NEAR, RESOLUTION
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -71,11 +68,11 @@ class WorkBudget:
     """Counts the segments of the shardings that were examined, so a refusal does not depend on the machine's load.
 
     segments: of the program. Examining one sharding costs so many units.
-    units: of the whole budget; WORK unless given.
+    units: of the whole budget. The best memory known by then is named.
     """
 
-    def __init__(self, segments: int, units: int | None = None) -> None:
-        self.segments, self.left = segments, WORK if units is None else units
+    def __init__(self, segments: int, units: int = RESOLUTION) -> None:
+        self.segments, self.left = segments, units
 
     def spend(self, shardings: int = 1) -> None:
         """Called before shardings are examined. The first that the budget does not cover ends the search."""
@@ -97,7 +94,7 @@ def smallest_budget(fits: Callable[[int], bool], low: int, high: int, segments: 
     """
     while not fits(high):
         low, high = high, 2 * high
-    while high - low > (1 if segments <= EXACT else max(1, int(NEAR * high))):
+    while high - low > (1 if segments <= FEW else max(1, int(NEAR * high))):
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle, high)
     return high
@@ -133,7 +130,7 @@ def minimum_pipeline_budget(test: FeasibilityTest, refused_bytes: int, segments:
     if known is None:
         return None
     work = WorkBudget(segments)
-    return minimum_budget((charged(test, work),), refused_bytes, known, segments <= EXACT, work)
+    return minimum_budget((charged(test, work),), refused_bytes, known, segments <= FEW, work)
 
 
 def charged(pipeline_test: FeasibilityTest, work: WorkBudget) -> FeasibilityTest:

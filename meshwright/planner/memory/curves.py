@@ -19,7 +19,7 @@ from meshwright.generate.program import sharded_segments
 from meshwright.pins.methods import FIXED, ORDERED, check_method
 from meshwright.plan import Choice, Plan
 from meshwright.plan.units import show_bytes, show_enough
-from meshwright.planner.effort import EXACT, MOST_UNITS, NEAR
+from meshwright.planner.effort import FEW, MOST_UNITS, NEAR
 from meshwright.planner.infeasible.min_memory import smallest_budget
 from meshwright.planner.infeasible.refusals import NoRoomError, SmallestBudgets
 from meshwright.planner.memory.instances import Chosen, Instance, least_peak_bytes, peak_of, solve_instances
@@ -196,7 +196,7 @@ class Curves:
         flat, static, segments = self.least_bytes, self.static_bytes, len(self.options)
         offloading = min((curves.least_bytes for curves in self.with_offload()), default=flat)
         low = max(0, refused - static, sum(self.gradients) - 1)
-        if method == "flat" or (method == "auto" and (segments > 2 * EXACT or low >= flat - static)):
+        if method == "flat" or (method == "auto" and (segments > 2 * FEW or low >= flat - static)):
             return SmallestBudgets(flat, offloading, flat if method == "flat" else min(flat, offloading))
         chained, order = self.chained(), "nested" if method == "auto" else method
 

@@ -17,7 +17,7 @@ from meshwright.cluster.submesh import place, submeshes
 from meshwright.errors import MeshwrightError, PlanError
 from meshwright.pins.parts import pinned_mesh
 from meshwright.pins.pins import Pins, parse_pins
-from meshwright.planner.effort import FEW_DEVICES, MOST_UNITS
+from meshwright.planner.effort import FEW, MOST_UNITS
 from meshwright.price.handover import Rate
 
 
@@ -60,7 +60,7 @@ def device_counts(cluster: Cluster, ranks: Iterable[int]) -> tuple[int, ...]:
 def stage_sizes(cluster: Cluster, stages: int | None = None) -> list[int]:
     """Numbers of devices that a stage may have. stages: only sizes that leave devices for so many stages."""
     total, inner = cluster.device_count, per_host(cluster)
-    if total <= FEW_DEVICES:
+    if total <= FEW:
         found = list(range(1, total))
     else:
         hosts = -(-total // inner)

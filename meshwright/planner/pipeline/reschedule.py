@@ -8,12 +8,12 @@ from dataclasses import replace
 from meshwright.capture.program import Program
 from meshwright.errors import PlanError
 from meshwright.plan import Plan, StagePrediction
-from meshwright.planner.effort import RETRIES
+from meshwright.planner.effort import MOST_UNITS, RETRIES
 from meshwright.planner.pipeline.fit import nearly_predicted
 from meshwright.schedule.check import most_in_flight
 from meshwright.simulate import Timeline
 
-MOST_TASKS = 1 << 11
+MOST_TASKS = MOST_UNITS * MOST_UNITS
 """Runs times micro-batches beyond which no schedule is searched, and micro-batches beyond which no pipeline is."""
 
 

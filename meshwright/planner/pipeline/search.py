@@ -21,7 +21,7 @@ from meshwright.errors import PlanError, counted
 from meshwright.pins.stages import PipelinePins
 from meshwright.plan import Plan
 from meshwright.plan.units import show_seconds
-from meshwright.planner.effort import ANY_BYTES, FEW_DEVICES, MOST_UNITS, NEAR, ROUGH
+from meshwright.planner.effort import ANY_BYTES, FEW, MOST_UNITS, NEAR, ROUGH
 from meshwright.planner.interrupt import STOP
 from meshwright.planner.pipeline.fit import checkpointed, fitted
 from meshwright.planner.pipeline.meshes import StageMesh, SubmeshLinks, stage_meshes
@@ -51,9 +51,6 @@ from meshwright.simulate import Transfer
 
 SCHEDULES = ("1f1b", "zero-bubble", "interleaved")
 """Searched for; what is found is then tried under a schedule of its own."""
-
-INTERLEAVE = (FEWEST_RUNS, 3, 4, 8)
-"""Runs a stage, under `interleaved`."""
 
 FIXED_IN_STAGES = ("full", "selective")
 """Methods of activation checkpointing by which every segment of a pipeline keeps the same kind of values."""
@@ -344,7 +341,7 @@ class _Search:
                 )
                 del self.firsts[index, count]
             found += self.offered[index, count]
-        few = self.pins.stages is not None or total <= FEW_DEVICES
+        few = self.pins.stages is not None or total <= FEW
         kept = chosen_ports(found, self.meshes, total, count, inf if few else ROUGH**2)
         if not kept:
             return None
@@ -393,7 +390,7 @@ class _Search:
         if any_within(problem, limit_s, {count: made}, {count: interleaved}):
             return False
         total = self.cluster.device_count
-        if total > FEW_DEVICES:  # other numbers of micro-batches are as hopeless on the others
+        if total > FEW:  # other numbers of micro-batches are as hopeless on the others
             self.kept = {sharded.mesh for sharded in chosen_ports(found, self.meshes, total, count, ROUGH**2)}
         return True
 
@@ -426,13 +423,22 @@ class _Search:
             microbatches=(microbatches,),
             schedules=self._schedules(),
             later=("searched",) if self._reorders() else (),
-            interleave=INTERLEAVE if self.pins.runs is None else (self.pins.runs,),
+            interleave=self._numbers_of_runs(),
             most_stages=self.pins.stages,
             least_stages=self.pins.stages or 2,
             sizes=self.pins.sizes,
             overlap=True,
             idle=False,
         )
+
+    def _numbers_of_runs(self) -> tuple[int, ...]:
+        """Runs a stage, under `interleaved`: doubled as long as two stages have layers for so many."""
+        if self.pins.runs is not None:
+            return (self.pins.runs,)
+        found = [FEWEST_RUNS]
+        while 2 * 2 * found[-1] <= len(self.program.segments):
+            found.append(2 * found[-1])
+        return tuple(found)
 
     def _reorders(self) -> bool:
         """Whether what is found is tried under a schedule of its own: on very many devices only if asked for."""

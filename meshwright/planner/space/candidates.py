@@ -16,7 +16,7 @@ from meshwright.pins.meshes import allowed_meshes, readings_on
 from meshwright.pins.parts import AXES, pin_parts
 from meshwright.pins.pins import FREE, Pins, with_roles
 from meshwright.pins.spelling import check_spelling
-from meshwright.planner.effort import FEW_DEVICES, OVERLAP_WEIGHTS
+from meshwright.planner.effort import FEW, OVERLAP_WEIGHTS
 from meshwright.planner.search.keep_all import Candidate
 from meshwright.planner.sharding.model import ShardingModel
 from meshwright.planner.space.long_lived import has_many_alive
@@ -61,7 +61,7 @@ def _with_roles(program: Program, mesh: Mesh, readings: list[Pins], only: bool) 
     for pins in readings:
         fitting = (made for made in with_roles(pins, mesh) if _microbatches(program, mesh, made))
         found += islice(fitting, None if only else 1)
-    alone = program.batch == 1 and mesh.world_size <= FEW_DEVICES
+    alone = program.batch == 1 and mesh.world_size <= FEW
     return found or (readings if only or alone else [])
 
 

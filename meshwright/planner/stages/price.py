@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from meshwright.caches import CACHES
+from meshwright.planner.effort import FEW
 from meshwright.planner.stages.problem import PlacedRun, StageProblem
 from meshwright.schedule import ORDERS, Durations, Lists, Pipeline, Run, lists, searched
 from meshwright.schedule.messages import Messages, read_messages
@@ -15,9 +16,6 @@ from meshwright.simulate import Costs, SegmentCost, Timeline, Transfer, simulate
 
 Played = tuple[Lists, Messages]
 
-LONG = 6
-"""Micro-batches for each stage after which a schedule is taken to be periodic."""
-
 
 def price_pipeline(
     problem: StageProblem, runs: Sequence[PlacedRun], schedule: str, microbatches: int
@@ -25,7 +23,7 @@ def price_pipeline(
     """The simulated step, or None where it does not fit the memory. Long steps are extrapolated from shorter ones."""
     costs = _costs(problem, runs, schedule, microbatches)
     stages = 1 + max(run.stage for run in runs)
-    short, period = LONG * stages, stages
+    short, period = FEW * stages, stages
     if microbatches <= short + period:
         found = _play(problem, runs, costs, schedule, microbatches)
     else:
