@@ -37,7 +37,7 @@ from meshwright.planner.memory.offload import OFFLOADING, check_may_offload, off
 from meshwright.planner.model_pins import check_axes, check_storage
 from meshwright.planner.one_device import is_for_one_device, one_device_search
 from meshwright.planner.one_stage import ROUNDING, OneStageSearch
-from meshwright.planner.pipeline.search import PipelineSearch
+from meshwright.planner.pipeline.search import PipelineSearch, has_pipelines
 from meshwright.planner.request import MOST_DEVICES, PlanRequest
 from meshwright.planner.search_log import Progress, SearchRecorder
 from meshwright.predict import predicted
@@ -148,7 +148,7 @@ def _plan(request: PlanRequest, log: SearchRecorder, feasible_only: bool = False
         return _finished(replace(one, **request.plan_fields), program)
     one_stage = OneStageSearch(request, pins.rest, method, log)
     pipelines = None
-    no_pipelines = pins.one_stage or (method not in ANYWHERE and not pins.pipeline)
+    no_pipelines = not has_pipelines(program, cluster, pins) or (method not in ANYWHERE and not pins.pipeline)
     if request.fit and not no_pipelines:
         pipelines = PipelineSearch(
             program,
@@ -249,7 +249,7 @@ def _refusal(request: PlanRequest, one_stage: OneStageSearch, pins: PipelinePins
         method=one_stage.method,
     )
     if not pins.pipeline:
-        return one_stage.refusal(() if no_pipelines or cluster.device_count < 2 else (test,))
+        return one_stage.refusal(() if no_pipelines else (test,))
     refused = max(budget, one_stage.too_few_bytes)
     needed = minimum_pipeline_budget(test, refused, len(request.program.segments))
     return refuse_pipeline(pins, cluster, budget, needed)

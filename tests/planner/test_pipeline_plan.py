@@ -131,14 +131,14 @@ def test_numbers_that_do_not_divide_the_batch_are_tried(monkeypatch: pytest.Monk
     """Where those that do are far apart."""
     assert batch_cuts(22) == [1, 2, 3, 6, 11, 22]
     tried: dict[int, float] = {}
-    look_at = pipeline._Search.try_count
+    look_at = PipelineSearch.try_count
 
-    def spied(self: pipeline._Search, count: int) -> float:
+    def spied(self: PipelineSearch, count: int) -> float:
         self.incumbent_s = float("inf")
         tried[count] = look_at(self, count)
         return tried[count]
 
-    monkeypatch.setattr(pipeline._Search, "try_count", spied)
+    monkeypatch.setattr(PipelineSearch, "try_count", spied)
     program = capture(*parse_reference(DEEP).meta(22))
     make_plan(program, load_cluster("local:2"), pins=("pp=2", "schedule=1f1b"))
     assert list(tried)[:2] == [6, 11]
@@ -153,16 +153,16 @@ def test_which_numbers_of_micro_batches_are_tried(
     no more than fill the devices."""
     tried: list[int] = []
 
-    def spied(self: pipeline._Search, count: int) -> float:
+    def spied(self: PipelineSearch, count: int) -> float:
         tried.append(count)
         return float("inf")
 
-    monkeypatch.setattr(pipeline._Search, "try_count", spied)
+    monkeypatch.setattr(PipelineSearch, "try_count", spied)
     program, pins = capture(*parse_reference("mlp?hidden=8&inputs=4").meta(batch)), PipelinePins(2, None, ())
-    search = pipeline._Search(
-        program, load_cluster("local:2"), None, Setting(), pins, incumbent_s, None, recompute=False, method="auto"
+    search = PipelineSearch(
+        program, load_cluster("local:2"), None, Setting(), pins, recompute=False, incumbent_s=incumbent_s
     )
-    search.search_microbatches(search.counts())
+    search.search_microbatches()
     assert last in tried
     assert max(tried) <= 2 * 2 * pipeline.MOST_UNITS
 
@@ -307,7 +307,7 @@ def test_explaining_a_pipeline_says_whether_memory_binds_and_how_long_collective
 def test_first_look_goes_on_to_more_micro_batches_until_a_pipeline_fits(gpt: Program) -> None:
     """What it finds prunes the search for plans of one stage; nothing is tried twice."""
     cluster, log = load_cluster("local:4"), SearchRecorder()
-    tight = pipeline.PipelineSearch(gpt, cluster, 2_000_000, Setting(), log=log, recompute=False)
+    tight = PipelineSearch(gpt, cluster, 2_000_000, Setting(), log=log, recompute=False)
     first = tight.begin()
     assert first is not None
     assert first.microbatches > batch_cuts(gpt.batch, pipeline.MOST_TASKS)[2]  # of SAMPLES samples each

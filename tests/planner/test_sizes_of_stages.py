@@ -15,6 +15,5 @@ def test_on_few_devices_stages_of_every_size_are_looked_at() -> None:
     """The bound covers what is looked at alone: a stage of five devices may be the fastest."""
     program, cluster = capture(*small_model("gpt")), load_cluster("h100:8")
     for pins in ((), ("pp=2",)):
-        search = PipelineSearch(program.at_batch(8), cluster, None, Setting(), pipeline_pins(pins))._search
-        assert search is not None
+        search = PipelineSearch(program.at_batch(8), cluster, None, Setting(), pipeline_pins(pins))
         assert {search.meshes[place].ranks for place in search._tried(1)} == set(range(1, 8))

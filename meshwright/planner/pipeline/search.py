@@ -64,111 +64,45 @@ GROUPS = 192
 asked for."""
 
 
-class PipelineSearch:
-    """The fastest pipeline, found in two parts: what the first finds prunes other searches, whose best then prunes the
-    second."""
-
-    def __init__(
-        self,
-        program: Program,
-        cluster: Cluster,
-        budget_bytes: int | None,
-        setting: Setting,
-        asked: PipelinePins | None = None,
-        log: SearchRecorder | None = None,
-        recompute: bool = True,
-        first: bool = False,
-        exact: bool = True,
-        gap: float = 0.0,
-        headroom: float = 0.0,
-        method: str = "auto",
-    ) -> None:
-        """first: the first that fits is enough.
-        exact: bytes of what is found are those of traced pairs; what may yet be left for another plan does without.
-        gap: pipelines whose bound is within this part of the best are left out.
-        headroom: part of each device that is left free where there is no budget.
-        method: of activation checkpointing, where recomputation is allowed."""
-        asked = asked or PipelinePins(None, None, ())
-        self._search: _Search | None = None
-        self._first, self._exact = first, exact
-        if asked.one_stage or (not asked.pipeline and (cluster.device_count < 2 or len(program.segments) < 2)):
-            return
-        check_pins(asked, program, cluster)
-        self._search = _Search(
-            program,
-            cluster,
-            budget_bytes,
-            setting,
-            asked,
-            inf,
-            log or SearchRecorder(),
-            recompute,
-            first,
-            gap,
-            headroom,
-            method,
-        )
-
-    def begin(self) -> Plan | None:
-        """The best pipeline in the first micro-batch count that fits, by a rough count of its bytes."""
-        search = self._search
-        if search is None:
-            return None
-        for count in search.counts()[search.start() :]:
-            search.try_count(count)
-            if search.best is not None:
-                break
-        return search.best
-
-    def go_on(self, others_s: float) -> Plan | None:
-        """The best pipeline of all counts, if a bound of theirs is below `others_s`, that of other plans."""
-        search = self._search
-        if search is None or search.best is None:
-            return None
-        if all(search.relaxation.bound_s(count, others_s) >= others_s for count in search.counts()):
-            return None
-        search.search_microbatches(search.counts())
-        return search.best
-
-    def finish(self, incumbent_s: float = inf) -> Plan | None:
-        """The fastest pipeline found, None where none is faster than `incumbent_s`."""
-        search = self._search
-        if search is None:
-            return None
-        if incumbent_s < search.incumbent_s:
-            search.incumbent_s, search.best = incumbent_s, None
-        search.search_microbatches(search.counts())
-        if search.best is None and incumbent_s == inf:
-            search.relax_memory()
-        elif not self._first and not STOP.requested and search.tight():
-            search.relax_memory(again=True)
-        if search.best is None or self._first or STOP.requested:
-            return search.best
-        search.reorder()
-        best = route_far_values(search.best, search.program)
-        return predicted(best, search.program) if self._exact else best
-
-    def bound_s(self, enough_s: float) -> float:
-        """Lower bound on all pipelines, infinite where there are none.
-
-        enough_s: seconds above which the bound is not raised."""
-        return inf if self._search is None else self._search.bound_s(enough_s)
+def has_pipelines(program: Program, cluster: Cluster, pins: PipelinePins) -> bool:
+    """Whether there are pipelines to search."""
+    several = cluster.device_count > 1 and len(program.segments) > 1
+    return not pins.one_stage and (several or pins.pipeline)
 
 
 @dataclass(slots=True)
-class _Search:
+class PipelineSearch:
+    """Branch and bound over micro-batch counts. A node is the stage programme of one count.
+
+    `begin`, `go_on` and `finish` are its parts: the incumbent of each prunes other searches, and theirs prune the next.
+
+    recompute: segments may recompute.
+    first: the first pipeline that fits is enough.
+    exact: the bytes of the answer are those of traced pairs. Otherwise its peak is a rough count.
+    gap: a node is pruned if its bound is within this part of the incumbent.
+    headroom: part of each device that is left free where there is no budget.
+    method: of activation checkpointing, where recomputation is allowed.
+    incumbent_s: step of the incumbent, found here or elsewhere.
+    best: the incumbent, if it was found here.
+    promising: pipelines that may be faster than the incumbent under a searched schedule.
+    rough: step by the stage programme over that of the plan, of the node expanded last.
+    tried: step of each micro-batch count; None where it is to be tried again with more memory.
+    kept: submeshes that other micro-batch counts are tried on; all where it is empty.
+    """
+
     program: Program
     cluster: Cluster
     budget_bytes: int | None
     setting: Setting
-    pins: PipelinePins
-    incumbent_s: float
-    log: SearchRecorder
-    recompute: bool
+    pins: PipelinePins = field(default_factory=lambda: PipelinePins(None, None, ()))
+    log: SearchRecorder = field(default_factory=SearchRecorder)
+    recompute: bool = True
     first: bool = False
+    exact: bool = True
     gap: float = 0.0
     headroom: float = 0.0
     method: str = "auto"
+    incumbent_s: float = inf
     best: Plan | None = None
     promising: tuple[Pipelined, ...] = ()
     rough: float = 1.0
@@ -182,6 +116,7 @@ class _Search:
     relaxation: PipelineRelaxation = field(init=False)
 
     def __post_init__(self) -> None:
+        check_pins(self.pins, self.program, self.cluster)
         self.submesh_links = SubmeshLinks(self.cluster)
         self.meshes = stage_meshes(
             self.cluster, self.pins.rest, self.budget_bytes, self.pins.stages or 2, self.pins.sizes, self.headroom
@@ -191,6 +126,37 @@ class _Search:
         problem = self._problem(stage_classes(self.meshes), tuple(cuts), 1)
         few = segments <= GROUPS
         self.relaxation = PipelineRelaxation(self.program, self.meshes, self._model, problem, self.counts(), few)
+
+    def begin(self) -> Plan | None:
+        """The best pipeline of the first micro-batch count that fits, by a rough count of its bytes."""
+        for count in self.counts()[self.start() :]:
+            self.try_count(count)
+            if self.best is not None:
+                break
+        return self.best
+
+    def go_on(self, others_s: float) -> Plan | None:
+        """The best pipeline of all micro-batch counts, if one of their bounds is below `others_s`, the step of other
+        plans."""
+        if self.best is None or all(self.relaxation.bound_s(count, others_s) >= others_s for count in self.counts()):
+            return None
+        self.search_microbatches()
+        return self.best
+
+    def finish(self, incumbent_s: float = inf) -> Plan | None:
+        """The fastest pipeline found; None where none is faster than `incumbent_s`."""
+        if incumbent_s < self.incumbent_s:
+            self.incumbent_s, self.best = incumbent_s, None
+        self.search_microbatches()
+        if self.best is None and incumbent_s == inf:
+            self.relax_memory()
+        elif not self.first and not STOP.requested and self.tight():
+            self.relax_memory(again=True)
+        if self.best is None or self.first or STOP.requested:
+            return self.best
+        self.reorder()
+        best = route_far_values(self.best, self.program)
+        return predicted(best, self.program) if self.exact else best
 
     @property
     def cutoff_s(self) -> float:
@@ -208,7 +174,7 @@ class _Search:
         if again and self.best is not None:
             self.try_count(self.best.microbatches)
         else:
-            self.search_microbatches(self.counts())
+            self.search_microbatches()
 
     def tight(self) -> bool:
         """Whether memory binds, so that the rough count may hide a better pipeline, and simulation is short."""
@@ -235,12 +201,12 @@ class _Search:
         samples = max(SAMPLES * hosts, self.program.batch / (MOST_UNITS * total))
         return min(range(len(counts)), key=lambda i: abs(self.program.batch / counts[i] - samples))
 
-    def search_microbatches(self, counts: list[int]) -> None:
+    def search_microbatches(self) -> None:
         """Hill climbing over micro-batch counts: to larger ones, or to smaller where larger ones do not help.
 
         It goes on as long as a step gets shorter; while nothing fits, to the largest count.
         """
-        start = self.start()
+        counts, start = self.counts(), self.start()
         worth = 1 - NEAR if self.cluster.device_count > MOST_UNITS else 1.0
         first_s = self.try_count(counts[start])
         for way in (1, -1):
