@@ -1,9 +1,12 @@
-"""The pipeline with the least simulated step: stages, their submeshes and points, schedule and micro-batches.
+"""Branch and bound over pipelines: stages, their submeshes and points, schedule and micro-batches.
 
-Interleaved pipelines are tried first: where memory is short they are far ahead, and what cannot beat them is dropped
-after one look. For every number of micro-batches and other schedule the least T that the bound allows is found by
-bisection (`_lowest`) and the first few pipelines there are simulated. Then all pipelines whose bound is below the best
-are walked, as many as the budget of simulations allows: where none is left the best is proven.
+A node is one schedule with one micro-batch count. Its lower bound is the least T that the stage programme does not rule
+out (`bound`), found by bisection. A node is expanded by simulating its pipelines: the first few at first, then, best
+bound first, all whose bound is below the incumbent, as far as the budget of simulations goes. A node with none left is
+closed; where every node is, the incumbent is proven.
+
+Interleaved pipelines come first, since they are far ahead where memory is short. They are not enumerated: their bound
+stays (`interleaved`).
 """
 
 from __future__ import annotations
@@ -23,130 +26,174 @@ from meshwright.planner.stages.problem import Pipelined, PlacedRun, StageProblem
 from meshwright.simulate import Timeline
 
 SIMULATIONS, FIRST = EFFORTS["default"].probed, EFFORTS["default"].shardings
-"""SIMULATIONS: pipelines simulated for each number of micro-batches. FIRST: of these, how many of one schedule come
-before any other is walked further, and how many runners-up are remembered."""
+"""SIMULATIONS: pipelines simulated for each micro-batch count. FIRST: of these, how many of one node come before any
+other is expanded further, and how many runners-up are remembered."""
 
-Made = Mapping[int, StageOptions | None]
-"""The rows for each number of micro-batches."""
+Rows = Mapping[int, StageOptions | None]
+"""The rows of the stage programme for each micro-batch count."""
 
 
 @dataclass(slots=True)
-class _Family:
-    """One schedule and number of micro-batches: low_s is a bound on what is not yet simulated of it."""
+class _Node:
+    """One schedule and micro-batch count.
+
+    low_s: lower bound on the pipelines that are not simulated yet.
+    high_s: a T that the stage programme reaches.
+    """
 
     bound: Bound
     low_s: float = 0.0
     high_s: float = inf
 
-    def may(self, limit_s: float) -> bool:
-        return self.low_s < limit_s
+    @classmethod
+    def of(cls, problem: StageProblem, rows: StageOptions, schedule: str, count: int, split: bool = False) -> _Node:
+        bound = Bound(problem, rows, schedule, count, split=split)
+        return cls(bound, bound.least_s() * (1 - CLOSE))
+
+    def bisect(self, cutoff_s: float) -> None:
+        """Brackets the least T between `low_s`, which is impossible, and `high_s`, which is possible.
+
+        cutoff_s: seconds above which the bound is not raised.
+        """
+        bound, low_s = self.bound, self.low_s
+        if low_s >= cutoff_s:
+            return
+        if cutoff_s < inf:
+            high_s = cutoff_s
+            if not bound.possible(high_s):
+                self.low_s = cutoff_s
+                return
+        else:
+            high_s = low_s
+            while not bound.possible(high_s):
+                if high_s > bound.most_s:
+                    self.low_s = inf  # no T is possible: memory or devices are too few
+                    return
+                low_s, high_s = high_s, 2 * high_s
+        while high_s - low_s > CLOSE * high_s:
+            middle_s = (low_s + high_s) / 2
+            if bound.possible(middle_s):
+                high_s = middle_s
+            else:
+                low_s = middle_s
+        self.low_s, self.high_s = low_s, high_s
 
 
 @dataclass(slots=True)
-class _Search:
+class _Incumbent:
+    """The fastest pipeline simulated, and what was simulated.
+
+    budget: simulations that are allowed.
+    incumbent_s: its step, or one that is known from elsewhere.
+    steps: simulated steps, infinite where memory does not suffice.
+    """
+
     problem: StageProblem
     budget: int
-    best_s: float
+    incumbent_s: float
     best: tuple[tuple[PlacedRun, ...], str, int, Timeline] | None = None
     simulated: int = 0
-    interleaved: int = 0
-    seen: dict[tuple[object, ...], float] = field(default_factory=dict)
+    steps: dict[tuple[object, ...], float] = field(default_factory=dict)
     found: list[tuple[float, tuple[PlacedRun, ...], str, int]] = field(default_factory=list)
 
-    def price(self, runs: tuple[PlacedRun, ...], schedule: str, microbatches: int) -> float:
-        key = (schedule, microbatches, *((r.first, r.end, r.stage, r.mesh, r.point.cost) for r in runs))
-        if key not in self.seen:
+    def simulate(self, runs: tuple[PlacedRun, ...], schedule: str, count: int) -> float:
+        key = (schedule, count, *((r.first, r.end, r.stage, r.mesh, r.point.cost) for r in runs))
+        if key not in self.steps:
             self.simulated += 1
-            found = price_pipeline(self.problem, runs, schedule, microbatches)
-            self.seen[key] = inf if found is None else found.step_s
-            if found is not None:
-                self.found.append((found.step_s, runs, schedule, microbatches))
-            if found is not None and found.step_s < self.best_s:
-                self.best_s, self.best = found.step_s, (runs, schedule, microbatches, found)
-        return self.seen[key]
+            timeline = price_pipeline(self.problem, runs, schedule, count)
+            self.steps[key] = inf if timeline is None else timeline.step_s
+            if timeline is not None:
+                self.found.append((timeline.step_s, runs, schedule, count))
+            if timeline is not None and timeline.step_s < self.incumbent_s:
+                self.incumbent_s, self.best = timeline.step_s, (runs, schedule, count, timeline)
+        return self.steps[key]
+
+    def simulate_all(self, node: _Node, found: Iterable[tuple[PlacedRun, ...]], last: int) -> None:
+        """last: simulations in all, after which it ends."""
+        for runs in found:
+            if self.simulated >= last:
+                return
+            self.simulate(runs, node.bound.schedule, node.bound.microbatches)
 
     def others(self) -> tuple[Pipelined, ...]:
-        """The next best, the best of each schedule first."""
+        """The runners-up, the best of each schedule first."""
         ordered = sorted(self.found, key=lambda entry: entry[0])[1:]
         firsts = {entry[2]: entry for entry in reversed(ordered)}
         picked = sorted(firsts.values(), key=lambda entry: entry[0])
         picked += [entry for entry in ordered if all(entry is not other for other in picked)]
         return tuple(entry[1:] for entry in picked[:FIRST])
 
-    @property
-    def spent(self) -> bool:
-        """Whether enough was simulated, interleaved pipelines aside."""
-        return self.simulated - self.interleaved >= self.budget
-
 
 def solve_stages(
     problem: StageProblem,
     budget: int = SIMULATIONS,
     incumbent_s: float = inf,
-    made: Mapping[int, StageOptions | None] | None = None,
-    interleaved: Mapping[int, StageOptions | None] | None = None,
+    rows: Rows | None = None,
+    interleaved: Rows | None = None,
     propose: Callable[[Bound], Iterable[tuple[PlacedRun, ...]]] | None = None,
 ) -> StageSolution | None:
     """The fastest pipeline by simulation, and a lower bound; None where none is faster than `incumbent_s`.
 
-    budget: simulations for each number of micro-batches.
-    made: the rows for each number of micro-batches, where they are made already.
+    budget: simulations for each micro-batch count.
+    rows: of the stage programme, where they are made already.
     interleaved: those for interleaved schedules, where they differ.
-    propose: pipelines of one schedule and number of micro-batches to simulate in place of the dynamic programme's;
-    they prove nothing.
+    propose: pipelines of one node to simulate in place of the dynamic programme's; they prove nothing.
     """
     problem.verify()
-    search = _Search(problem, budget * len(problem.microbatches), incumbent_s)
-    if made is None:
-        made = {count: options(problem, count) for count in problem.microbatches}
-    families = [
-        _Family(Bound(problem, found, schedule, count))
-        for schedule in problem.schedules
-        if schedule != "interleaved"
-        for count, found in made.items()
-        if found is not None
+    search = _Incumbent(problem, budget * len(problem.microbatches), incumbent_s)
+    if rows is None:
+        rows = {count: options(problem, count) for count in problem.microbatches}
+    low_s = _expand_interleaved(problem, search, interleaved or rows) if "interleaved" in problem.schedules else inf
+    nodes = [
+        node for schedule in problem.schedules if schedule != "interleaved" for node in _nodes(problem, rows, schedule)
     ]
-    unfinished_s = _interleaved(problem, search, interleaved or made) if "interleaved" in problem.schedules else inf
-    for family in families:
-        family.low_s = family.bound.least_s() * (1 - CLOSE)
-    for family in sorted(families, key=lambda family: family.low_s):
+    last = search.simulated + search.budget
+    for node in sorted(nodes, key=lambda node: node.low_s):
         if propose:
-            _simulate(family, search, propose(family.bound))
+            search.simulate_all(node, propose(node.bound), last)
             continue
-        _lowest(family, search.best_s)
-        if family.may(search.best_s):
-            _simulate(family, search, islice(family.bound.walk(family.high_s, few=True), FIRST))
-    for family in sorted(families, key=lambda family: family.low_s):
-        if not propose and family.may(search.best_s):
-            _walk(family, search)
-    unfinished_s = min(unfinished_s, _later(problem, search, made))
-    low_s = min([family.low_s for family in families] + [unfinished_s, search.best_s])
+        node.bisect(search.incumbent_s)
+        if node.low_s < search.incumbent_s:
+            search.simulate_all(node, islice(node.bound.walk(node.high_s, few=True), FIRST), last)
+    for node in sorted(nodes, key=lambda node: node.low_s):
+        if not propose and node.low_s < search.incumbent_s:
+            _expand(node, search)
+    for schedule in problem.later:
+        for node in _nodes(problem, rows, schedule):
+            node.bisect(min(low_s, search.incumbent_s))
+            low_s = min(low_s, node.low_s)
+    low_s = min([node.low_s for node in nodes] + [low_s, search.incumbent_s])
     if search.best is None:
         if incumbent_s == inf:
             raise PlanError(_why(problem), "devices and memory for at least one pipeline", "raise the memory limit")
         return None
-    runs, schedule, microbatches, timeline = search.best
-    proven = low_s >= search.best_s
-    promising = _promising(problem, runs, search.best_s, made) if problem.later else ()
-    others = search.others()
-    return StageSolution(runs, schedule, microbatches, timeline, low_s, proven, search.simulated, others, promising)
+    runs, schedule, count, timeline = search.best
+    proven = low_s >= search.incumbent_s
+    promising = _promising(problem, runs, search.incumbent_s, rows) if problem.later else ()
+    return StageSolution(runs, schedule, count, timeline, low_s, proven, search.simulated, search.others(), promising)
 
 
-def any_within(problem: StageProblem, limit_s: float, made: Made, interleaved: Made) -> bool:
+def _nodes(problem: StageProblem, rows: Rows, schedule: str) -> list[_Node]:
+    return [_Node.of(problem, found, schedule, count) for count, found in rows.items() if found is not None]
+
+
+def _interleaved(problem: StageProblem, rows: Rows) -> list[Interleaved]:
+    return [
+        Interleaved(problem, found, count, *shape)
+        for count, found in rows.items()
+        if found is not None
+        for shape in interleavings(problem)
+    ]
+
+
+def any_within(problem: StageProblem, limit_s: float, rows: Rows, interleaved: Rows) -> bool:
     """Whether the bounds leave any pipeline that is faster; nothing is simulated."""
     for schedule in (*problem.schedules, *problem.later):
-        for count, rows in (interleaved if schedule == "interleaved" else made).items():
-            if rows is None:
-                continue
-            if schedule == "interleaved":
-                shapes = interleavings(problem)
-                least = (Interleaved(problem, rows, count, *shape).least_s() for shape in shapes)
-                if any(least_s < limit_s for least_s in least):
-                    return True
-                continue
-            bound = Bound(problem, rows, schedule, count)
-            if bound.least_s() * (1 - CLOSE) < limit_s and bound.possible(limit_s):
+        if schedule == "interleaved":
+            if any(one.least_s() < limit_s for one in _interleaved(problem, interleaved)):
                 return True
+        elif any(node.low_s < limit_s and node.bound.possible(limit_s) for node in _nodes(problem, rows, schedule)):
+            return True
     return False
 
 
@@ -158,101 +205,42 @@ def _why(problem: StageProblem) -> str:
     )
 
 
-def _lowest(family: _Family, best_s: float) -> None:
-    """Bracket the least T between low_s, which is impossible, and high_s, which is possible."""
-    bound = family.bound
-    low_s = family.low_s
-    if low_s >= best_s:
-        return
-    if best_s < inf:
-        high_s = best_s
-        if not bound.possible(high_s):
-            family.low_s = best_s
-            return
-    else:
-        high_s = low_s
-        while not bound.possible(high_s):
-            if high_s > bound.most_s:
-                family.low_s = inf  # not for any T: memory or devices are too few
-                return
-            low_s, high_s = high_s, 2 * high_s
-    while high_s - low_s > CLOSE * high_s:
-        middle_s = (low_s + high_s) / 2
-        if bound.possible(middle_s):
-            high_s = middle_s
-        else:
-            low_s = middle_s
-    family.low_s, family.high_s = low_s, high_s
-
-
-def _simulate(family: _Family, search: _Search, found: Iterable[tuple[PlacedRun, ...]]) -> None:
-    for runs in found:
-        if search.spent:
-            return
-        search.price(runs, family.bound.schedule, family.bound.microbatches)
-
-
-def _walk(family: _Family, search: _Search) -> None:
-    """Simulate what the bound leaves, pipelines with other cuts or meshes before those with other points; all of it
-    seen, the family has nothing better any more."""
+def _expand(node: _Node, search: _Incumbent) -> None:
+    """Simulates the pipelines whose bound is below the incumbent, those with other cuts or meshes before those with
+    other points. With none left the node is closed."""
     few = True
     while search.simulated < search.budget:
-        limit_s = search.best_s if search.best_s < inf else 2 * family.high_s
-        for runs in family.bound.walk(limit_s, few):
-            search.price(runs, family.bound.schedule, family.bound.microbatches)
+        limit_s = search.incumbent_s if search.incumbent_s < inf else 2 * node.high_s
+        for runs in node.bound.walk(limit_s, few):
+            search.simulate(runs, node.bound.schedule, node.bound.microbatches)
             if search.simulated >= search.budget:
                 return
-            if search.best_s < limit_s * (1 - CLOSE):
-                break  # a smaller T leaves less to walk
+            if search.incumbent_s < limit_s * (1 - CLOSE):
+                break  # fewer are below the new incumbent
         else:
             if few:
                 few = False
                 continue
-            if search.best_s < inf or not family.bound.possible(limit_s * 2):
-                family.low_s = inf
+            beyond = limit_s > node.bound.most_s
+            if search.incumbent_s < inf or beyond or not node.bound.possible(limit_s * 2):
+                node.low_s = inf
                 return
-            if limit_s > family.bound.most_s:
-                family.low_s = inf  # all of them were
-                return
-            family.high_s = limit_s
+            node.high_s = limit_s
 
 
-def _interleaved(problem: StageProblem, search: _Search, made: Mapping[int, StageOptions | None]) -> float:
-    """Try equal submeshes with several runs each, those first that could be quickest; returns a bound on them, which
-    are not walked exhaustively."""
-    found: list[tuple[float, int, Interleaved]] = []
-    for microbatches, rows in made.items():
-        if rows is None:
-            continue
-        for shape in interleavings(problem):
-            one = Interleaved(problem, rows, microbatches, *shape)
-            found.append((one.least_s(), len(found), one))
-    low_s = min((least_s for least_s, _, _ in found), default=inf)
-    last = search.simulated + max(FIRST, search.budget // 2)
-    for least_s, _, one in sorted(found, key=lambda entry: entry[:2]):
-        if least_s >= search.best_s or search.simulated >= last:
+def _expand_interleaved(problem: StageProblem, search: _Incumbent, rows: Rows) -> float:
+    """Simulates interleaved pipelines, best bound first; returns a lower bound on all of them."""
+    nodes = [(one.least_s(), place, one) for place, one in enumerate(_interleaved(problem, rows))]
+    for least_s, _, one in sorted(nodes, key=lambda node: node[:2]):
+        if least_s >= search.incumbent_s or search.simulated >= max(FIRST, search.budget // 2):
             break
-        for candidate in one.pipelines(search.best_s):
-            if search.price(candidate, "interleaved", one.microbatches) < inf:
+        for runs in one.pipelines(search.incumbent_s):
+            if search.simulate(runs, "interleaved", one.microbatches) < inf:
                 break
-    search.interleaved = search.simulated
-    return low_s
+    return min((least_s for least_s, _, _ in nodes), default=inf)
 
 
-def _later(problem: StageProblem, search: _Search, made: Mapping[int, StageOptions | None]) -> float:
-    """No pipeline under one of these schedules is faster."""
-    low_s = inf
-    for schedule in problem.later:
-        for count, rows in made.items():
-            if rows is not None:
-                family = _Family(Bound(problem, rows, schedule, count))
-                family.low_s = family.bound.least_s() * (1 - CLOSE)
-                _lowest(family, min(low_s, search.best_s))
-                low_s = min(low_s, family.low_s)
-    return low_s
-
-
-def _promising(problem: StageProblem, best: tuple[PlacedRun, ...], best_s: float, made: Made) -> tuple[Pipelined, ...]:
+def _promising(problem: StageProblem, best: tuple[PlacedRun, ...], best_s: float, rows: Rows) -> tuple[Pipelined, ...]:
     """Of equal stages, of each size one pipeline that fits under 1F1B and that a schedule of its own could make faster
     than the best; those with the lowest bound first."""
     total, ranks = sum(problem.devices), {mesh.ranks for mesh in problem.meshes}
@@ -265,13 +253,12 @@ def _promising(problem: StageProblem, best: tuple[PlacedRun, ...], best_s: float
         if total % size or same or not problem.least_stages <= number <= problem.stage_limit:
             continue
         equal = replace(problem, sizes=(size,) * number)
-        for count, rows in made.items():
-            family = _Family(Bound(equal, rows, "1f1b", count, split=True)) if rows is not None else None
-            if family is None:
+        for count, made in rows.items():
+            if made is None:
                 continue
-            family.low_s = family.bound.least_s() * (1 - CLOSE)
-            _lowest(family, best_s)
-            if family.may(best_s):
-                first = next(family.bound.walk(family.high_s, few=True), None)
-                found += [(family.high_s, (first, "1f1b", count))] if first else []
+            node = _Node.of(equal, made, "1f1b", count, split=True)
+            node.bisect(best_s)
+            if node.low_s < best_s:
+                first = next(node.bound.walk(node.high_s, few=True), None)
+                found += [(node.high_s, (first, "1f1b", count))] if first else []
     return tuple(one for _, one in sorted(found, key=lambda entry: entry[0]))
