@@ -21,7 +21,7 @@ from meshwright.planner.effort import RETRIES
 from meshwright.planner.plan import make_plan
 from meshwright.planner.search import dual_bound as bounds
 from meshwright.planner.search.dual_bound import DualBound, best_bound, search_nodes
-from meshwright.planner.search.keep_all import Least, in_proportion
+from meshwright.planner.search.keep_all import MinBytes, in_proportion
 from meshwright.planner.space.candidates import candidates_on
 from meshwright.price.parameter import Setting
 
@@ -33,7 +33,7 @@ def test_more_micro_batches_are_no_faster_and_take_no_less_than_their_part(name:
     mesh = load_cluster("dgx-h100:1").mesh((2, 2), ranks=(0, 1, 2, 3))
     for candidate in candidates_on(program, [mesh], (), Setting()):
         made = {number: candidate.shardings(number) for number in candidate.microbatches}
-        least = Least.of(made[candidate.microbatches[0]])
+        least = MinBytes.of(made[candidate.microbatches[0]])
         for number, shardings in made.items():
             assert least.bytes_at(number) <= shardings.least_held() + shardings.least_transient()
         floors = [memory_free_bound_s(shardings) for shardings in made.values()]

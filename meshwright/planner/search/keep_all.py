@@ -1,12 +1,13 @@
-"""Search over meshes and micro-batch counts with everything kept.
+"""Branch and bound over meshes and micro-batch counts, with everything kept.
 
-On a GPU more micro-batches never make the work faster: each op and each conversion takes at least as long in pieces. So
-the chain of one micro-batch without a memory limit bounds every count on its mesh. Once a count fits without a price
-for memory, larger counts are pruned. On a CPU all counts are searched. Meshes of more than two axes come last, since
-the incumbent prunes most of them.
+A node is a mesh with a micro-batch count. Meshes are expanded best bound first, each in ascending counts. On a GPU more
+micro-batches never make the work faster: each op and each conversion takes at least as long in pieces. So the chain of
+one micro-batch without a memory limit bounds every count on its mesh. Once a count fits without a price for memory,
+larger counts are pruned. On a CPU all counts are expanded. Meshes of more than two axes come last, since the incumbent
+prunes most of them.
 
 Of steps within a part of each other the simplest is taken: fewest mesh axes, then fewest micro-batches, then fewest
-distinct layers. So nodes that are simpler than the incumbent are searched as long as they may be as fast.
+distinct layers. So the cutoff of a simpler node is above the incumbent by that part.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from meshwright.planner.sharding.model import ShardingModel
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A mesh with its micro-batch counts, ascending.
+    """A mesh with its micro-batch counts, ascending: each of them is a node.
 
     shardings: makes the ShardingModel of a count.
     drop: frees the ShardingModel made last.
-    weights: overlap weights to try; a ShardingModel has the first, which mostly gives the best bound.
-    later: searched after the others.
+    weights: overlap weights to try. A ShardingModel has the first, which mostly gives the best bound.
+    later: expanded after the others.
     axes: number of axes of more than one device.
     rising: more micro-batches are no faster. On a CPU they may be, since small values stay in its caches.
     """
@@ -106,7 +107,7 @@ def search(
     gap: float = 0.0,
     hard: bool = True,
 ) -> SearchResult:
-    """The fastest chain that fits, if it beats `limit_s`. Meshes are searched best bound first.
+    """The fastest chain that fits, if it beats `limit_s`.
 
     first: the first chain that fits is enough.
     exactly, hard: as for `solve_chain`.
@@ -114,9 +115,8 @@ def search(
     quick: rematerialisation follows, so chains that pay more for memory than it takes are of no use.
     gap: a node is pruned if its bound is within this part of the incumbent.
     """
-    floors: dict[int, float] = {}
     hard = hard and not quick
-    state = _State(budget_bytes, limit_s, log or SearchRecorder(), floors, exactly, same, hard, gap, first)
+    state = _State(candidates, budget_bytes, limit_s, log or SearchRecorder(), exactly, same, quick, hard, gap, first)
     refused: list[PlanError] = []
     for later in (False, True):
         if later and first and state.met:
@@ -125,28 +125,18 @@ def search(
         for place, candidate in enumerate(candidates):
             if candidate.later is later and candidate.microbatches and not (STOP.requested and state.met):
                 try:
-                    floors[place] = state.floor(place, candidate)
-                    found.append((floors[place], place))
+                    found.append((state.bound_mesh(place), place))
                 except PlanError as error:
                     state.log.pruned(f"mesh {candidate.name}", f"refused: {error.given}")
                     refused.append(error)
         if quick and found:
             state.limit_s = min(state.limit_s, 2 * min(found)[0])
         for floor, place in sorted(found):
-            candidate, enough = candidates[place], (first or STOP.requested) and state.met
-            if quick and later and (not state.met or state.has_simpler(floor, candidate, candidates)):
-                state.leave(place, candidate, floor)
-            elif enough:
-                state.log.stopped(f"mesh {candidate.name}", "the best so far was asked for")
-            elif floor < (cutoff_s := state.cutoff_s(candidate, candidate.microbatches[0])):
-                state.look_at(place, candidate)
-            else:
-                state.bounds.append(floor)
-                state.log.pruned(f"mesh {candidate.name}", not_below(cutoff_s, state.incumbent_s), floor)
-    if not floors and refused:
+            state.expand_mesh(place, floor)
+    if not state.floors and refused:
         raise refused[0]
     bound_s = min([*state.bounds, state.incumbent_s])
-    return SearchResult(tuple(state.met), bound_s, floors, state.slower, frozenset(state.tight), state.limit_s)
+    return SearchResult(tuple(state.met), bound_s, state.floors, state.slower, frozenset(state.tight), state.limit_s)
 
 
 def anyway(candidates: list[Candidate]) -> SearchResult:
@@ -155,11 +145,11 @@ def anyway(candidates: list[Candidate]) -> SearchResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Least:
-    """Bytes that no chain of a candidate takes fewer of, read off its first number of micro-batches for all of them.
+class MinBytes:
+    """Lower bound on the bytes of a chain, found in the first micro-batch count of a mesh for all of them.
 
     samples: of a micro-batch.
-    scales: every value's size is in proportion to the samples, so that what it takes falls no faster than they do.
+    scales: the size of every value is in proportion to the samples, so that it falls no faster than they do.
     """
 
     microbatches: int
@@ -169,20 +159,20 @@ class Least:
     scales: bool
 
     @classmethod
-    def of(cls, shardings: ShardingModel) -> Least:
+    def of(cls, shardings: ShardingModel) -> MinBytes:
         other = shardings.least_kept() + shardings.least_transient()
         number, samples = shardings.setting.microbatches, shardings.program.batch
         return cls(number, samples, shardings.least_static(), other, in_proportion(shardings.program))
 
     def bytes_at(self, microbatches: int) -> float:
-        """Of other numbers than multiples, and of samples that do not divide, pieces may be rounded down to less."""
+        """Of counts that are no multiple, and of samples that do not divide, pieces may be rounded down to less."""
         fewer, rest = divmod(microbatches, self.microbatches)
         even = self.scales and not rest and self.samples % fewer == 0
         return self.static_bytes + (self.other_bytes / fewer * (1 - CLOSE) if even else 0.0)
 
 
-def _least_s(candidate: Candidate, number: int) -> float:
-    """Infinite where this cut of the batch does not go with the pins."""
+def _bound_s(candidate: Candidate, number: int) -> float:
+    """Infinite where the pins do not allow this cut of the batch."""
     try:
         return step_bound_s(candidate.shardings(number))
     except PlanError:
@@ -190,15 +180,15 @@ def _least_s(candidate: Candidate, number: int) -> float:
 
 
 def any_evener(candidate: Candidate, shardings: ShardingModel) -> bool:
-    """Whether a larger number of micro-batches leaves samples that more of the mesh's devices share evenly, so that it
-    may be faster than this one for all that it has more of them."""
+    """Whether a larger micro-batch count leaves samples that more of the mesh's devices share evenly, so that it may be
+    faster than this one."""
     size, number, world = shardings.program.batch, shardings.setting.microbatches, shardings.mesh.world_size
     later = (other for other in candidate.microbatches if other > number)
     return any(gcd(size * number // other, world) > gcd(size, world) for other in later)
 
 
 def in_proportion(program: Program) -> bool:
-    """Whether no value grows with the samples otherwise than they do, or without them."""
+    """Whether the size of every value is in proportion to the samples, or does not depend on them."""
     for graph in program.graphs:
         for value in graph.values().values():
             sizes = [size for size in value.type.shape if isinstance(size, BatchSize)]
@@ -209,22 +199,30 @@ def in_proportion(program: Program) -> bool:
 
 @dataclass(slots=True)
 class _State:
-    """The best so far, what was proven on the way, and the price per byte at which the best was found. later: how many
-    meshes of more than two axes are tight; the first are the most promising, and will be asked again."""
+    """The incumbent with its equals, the bounds of pruned nodes, and what was learnt of each mesh, by its place.
 
+    met: the fastest chain and its equals.
+    bounds: of nodes that were pruned or expanded.
+    price: per byte, at which the incumbent was found.
+    least: bytes of each mesh.
+    later: how many meshes of more than two axes are tight. The first are the most promising and are asked again.
+    """
+
+    candidates: list[Candidate]
     budget_bytes: int
     limit_s: float
     log: SearchRecorder
-    floors: dict[int, float]
-    exactly: bool = True
-    same: float = CLOSE
-    hard: bool = True
-    gap: float = 0.0
-    first: bool = False
+    exactly: bool
+    same: float
+    quick: bool
+    hard: bool
+    gap: float
+    first: bool
     met: list[FoundChain] = field(default_factory=list)
     bounds: list[float] = field(default_factory=list)
     price: float = 0.0
-    leasts: dict[int, Least] = field(default_factory=dict)
+    floors: dict[int, float] = field(default_factory=dict)
+    least: dict[int, MinBytes] = field(default_factory=dict)
     slower: dict[int, int] = field(default_factory=dict)
     tight: set[int] = field(default_factory=set)
     later: int = 0
@@ -234,8 +232,8 @@ class _State:
         return min((one.chain.seconds for one in self.met), default=self.limit_s)
 
     def cutoff_s(self, candidate: Candidate, number: int) -> float:
-        """What it has to be faster than, in so many micro-batches: what is simpler than the best may be as fast, and a
-        mesh of more than two axes has to be faster by more than that."""
+        """The seconds that a node has to beat: a simpler one may be as fast as the incumbent, and a mesh of more than
+        two axes has to be faster by more than that."""
         if not self.met:
             return self.incumbent_s
         simplest = min(one.rank for one in self.met)
@@ -243,98 +241,125 @@ class _State:
             return self.incumbent_s * (1 - max(self.same, self.gap))
         return self.incumbent_s * (1 + self.same if (candidate.axes, number) < simplest[:2] else 1 - self.gap)
 
-    def floor(self, place: int, candidate: Candidate) -> float:
-        """What no number of micro-batches is faster than."""
+    def bound_mesh(self, place: int) -> float:
+        """Lower bound on the step in every micro-batch count."""
+        candidate = self.candidates[place]
         shardings = candidate.shardings(candidate.microbatches[0])
         floor = step_bound_s(shardings)
         for number in () if candidate.rising else candidate.microbatches[1:]:
-            floor = min(floor, _least_s(candidate, number))
+            floor = min(floor, _bound_s(candidate, number))
         if floor >= self.cutoff_s(candidate, candidate.microbatches[0]):
             self.slower[place] = candidate.microbatches[0]
             candidate.drop()
         else:
-            self.leasts[place] = Least.of(shardings)
+            self.least[place] = MinBytes.of(shardings)
+        self.floors[place] = floor
         return floor
 
-    def has_simpler(self, floor: float, candidate: Candidate, candidates: list[Candidate]) -> bool:
-        """Whether a mesh of fewer axes that more memory might make faster could be as fast, where the simplest of
-        equals is asked for."""
-        others = (candidates[other].axes for other in self.tight if self.floors[other] <= floor * (1 + self.same))
-        return self.same >= CLOSE and any(axes < candidate.axes for axes in others)
+    def expand_mesh(self, place: int, floor: float) -> None:
+        """Expands the nodes of a mesh in ascending micro-batch counts, unless its bound prunes it.
 
-    def leave(self, place: int, candidate: Candidate, floor: float) -> None:
-        """To those who recompute, whose bound covers it: nothing simpler fits with all kept, or something simpler may
-        be as fast."""
-        self.tight.add(place)
-        self.log.pruned(f"mesh {candidate.name}", "a mesh of fewer axes comes first: left to recomputation", floor)
-
-    def look_at(self, place: int, candidate: Candidate) -> None:
-        """Every number of micro-batches that could be faster."""
-        if place not in self.leasts:  # pruned at first, and among the simpler ones now
-            self.leasts[place] = Least.of(candidate.shardings(candidate.microbatches[0]))
+        In a quick search a mesh of more than two axes is left to rematerialisation, whose bound covers it, where
+        nothing simpler fits with everything kept or something simpler may be as fast.
+        """
+        candidate, mesh = self.candidates[place], f"mesh {self.candidates[place].name}"
+        cutoff_s = self.cutoff_s(candidate, candidate.microbatches[0])
+        if self.quick and candidate.later and (not self.met or self._has_simpler(floor, candidate)):
+            self.tight.add(place)
+            self.log.pruned(mesh, "a mesh of fewer axes comes first: left to recomputation", floor)
+            return
+        if self._is_enough:
+            self.log.stopped(mesh, "the best so far was asked for")
+            return
+        if floor >= cutoff_s:
+            self.bounds.append(floor)
+            self.log.pruned(mesh, not_below(cutoff_s, self.incumbent_s), floor)
+            return
+        if place not in self.least:  # pruned at first, and among the simpler ones now
+            self.least[place] = MinBytes.of(candidate.shardings(candidate.microbatches[0]))
         for number in candidate.microbatches:
-            if (self.first or STOP.requested) and self.met:
+            if self._is_enough or self._expand(place, candidate, number):
                 break
-            node = mesh_node(candidate.name, number)
-            least = self.leasts[place].bytes_at(number)
-            if least > self.budget_bytes:
-                self.log.pruned(node, over_budget(least, self.budget_bytes))
-                self.tight.add(place)
-                continue
-            try:
-                shardings = candidate.shardings(number)
-            except PlanError:
-                self.log.pruned(node, "this cut of the batch does not go with the pins")
-                continue
-            if shardings.least_static() > self.budget_bytes:
-                self.log.pruned(node, f"{over_budget(shardings.least_static(), self.budget_bytes)} for weights alone")
-                self.tight.add(place)
-                break  # nor is there less of it in more micro-batches
-            least = shardings.least_held() + shardings.least_transient()
-            if least > self.budget_bytes:
-                self.log.pruned(node, over_budget(least, self.budget_bytes))
-                self.tight.add(place)
-                continue
-            floor, cutoff_s = step_bound_s(shardings), self.cutoff_s(candidate, number)
-            if floor >= cutoff_s:
-                self.bounds.append(floor)
-                self.log.pruned(node, not_below(cutoff_s, self.incumbent_s), floor)
-                if any_evener(candidate, shardings) or not candidate.rising:
-                    continue
-                self.slower[place] = number
-                break  # more are no faster
-            if self.price:
-                bound_s = bound_at(shardings, self.price, self.budget_bytes)
-                if bound_s >= cutoff_s:
-                    self.tight.add(place)
-                    self.bounds.append(bound_s)
-                    self.log.pruned(node, f"under the memory limit {not_below(cutoff_s, self.incumbent_s)}", bound_s)
-                    continue
-            free, proven_s, before_s = True, floor, float("inf")
-            for weight in candidate.weights:
-                here = shardings.weighed(weight)
-                chain, bound_s = solve_chain(here, self.budget_bytes, cutoff_s, self.exactly, self.hard, self.first)
-                self._take(place, candidate, chain, shardings)
-                free &= chain is not None and not chain.price
-                proven_s, cutoff_s = max(proven_s, bound_s), self.cutoff_s(candidate, number)
-                if proven_s >= cutoff_s or (chain is None and not self.hard) or (chain is not None and self.first):
-                    break
-                if chain is not None and not self.hard:
-                    hidden = chain.seconds <= chain.weighed_s(0.0) * (1 + self.same)
-                    if chain.seconds > before_s or (hidden and chain.seconds == before_s):
-                        break  # to move less takes more compute from here on
-                    before_s = chain.seconds
-            self.bounds.append(proven_s)
-            self._log_expanded(node, proven_s, free)
-            if free and candidate.rising:
-                break
-            if not free:
-                self.tight.add(place)
         self.later += candidate.later and place in self.tight
         if candidate.later and (place not in self.tight or self.later > EFFORTS["default"].refined):
             candidate.drop()
 
+    @property
+    def _is_enough(self) -> bool:
+        return bool((self.first or STOP.requested) and self.met)
+
+    def _has_simpler(self, floor: float, candidate: Candidate) -> bool:
+        """Whether a mesh of fewer axes that more memory may make faster could be as fast."""
+        others = (self.candidates[at].axes for at in self.tight if self.floors[at] <= floor * (1 + self.same))
+        return self.same >= CLOSE and any(axes < candidate.axes for axes in others)
+
+    def _expand(self, place: int, candidate: Candidate, number: int) -> bool:
+        """Expands a node, or prunes it by its bounds on bytes and seconds; whether larger counts are pruned too."""
+        node = mesh_node(candidate.name, number)
+        least = self.least[place].bytes_at(number)
+        if least > self.budget_bytes:
+            return self._prune_bytes(place, node, least)
+        try:
+            shardings = candidate.shardings(number)
+        except PlanError:
+            self.log.pruned(node, "this cut of the batch does not go with the pins")
+            return False
+        if shardings.least_static() > self.budget_bytes:  # nor is there less of it in more micro-batches
+            self._prune_bytes(place, node, shardings.least_static(), " for weights alone")
+            return True
+        least = shardings.least_held() + shardings.least_transient()
+        if least > self.budget_bytes:
+            return self._prune_bytes(place, node, least)
+        floor, cutoff_s = step_bound_s(shardings), self.cutoff_s(candidate, number)
+        if floor >= cutoff_s:
+            self.bounds.append(floor)
+            self.log.pruned(node, not_below(cutoff_s, self.incumbent_s), floor)
+            if any_evener(candidate, shardings) or not candidate.rising:
+                return False
+            self.slower[place] = number
+            return True
+        bound_s = bound_at(shardings, self.price, self.budget_bytes) if self.price else 0.0
+        if bound_s >= cutoff_s:
+            self.tight.add(place)
+            self.bounds.append(bound_s)
+            self.log.pruned(node, f"under the memory limit {not_below(cutoff_s, self.incumbent_s)}", bound_s)
+            return False
+        proven_s, free = self._solve(place, candidate, shardings, floor)
+        self.bounds.append(proven_s)
+        why = "memory does not bind" if free else "memory binds"
+        self.log.expanded(node, f"everything kept, {why}", proven_s)
+        if not free:
+            self.tight.add(place)
+        return free and candidate.rising
+
+    def _prune_bytes(self, place: int, node: str, least: float, of: str = "") -> bool:
+        self.log.pruned(node, over_budget(least, self.budget_bytes) + of)
+        self.tight.add(place)
+        return False
+
+    def _solve(self, place: int, candidate: Candidate, shardings: ShardingModel, bound_s: float) -> tuple[float, bool]:
+        """Solves a node at its overlap weights: (its bound, whether memory does not bind)."""
+        free, before_s = True, float("inf")
+        for weight in candidate.weights:
+            cutoff_s = self.cutoff_s(candidate, shardings.setting.microbatches)
+            here = shardings.weighed(weight)
+            chain, found_s = solve_chain(here, self.budget_bytes, cutoff_s, self.exactly, self.hard, self.first)
+            self._take(place, candidate, chain, shardings)
+            free &= chain is not None and not chain.price
+            bound_s = max(bound_s, found_s)
+            if bound_s >= self.cutoff_s(candidate, shardings.setting.microbatches):
+                break
+            if (chain is None and not self.hard) or (chain is not None and self.first):
+                break
+            if chain is not None and not self.hard:
+                hidden = chain.seconds <= chain.weighed_s(0.0) * (1 + self.same)
+                if chain.seconds > before_s or (hidden and chain.seconds == before_s):
+                    break  # to move less takes more compute from here on
+                before_s = chain.seconds
+        return bound_s, free
+
     def _take(self, place: int, candidate: Candidate, chain: Chain | None, shardings: ShardingModel) -> None:
+        """Takes a chain as the incumbent, or as its equal if it is simpler."""
         if chain is None:
             return
         number, before_s = shardings.setting.microbatches, self.incumbent_s
@@ -348,7 +373,3 @@ class _State:
             self.price = chain.price
             gap = max(0.0, 1 - min(self.floors.values()) / chain.seconds)
             self.log.incumbent(mesh_node(candidate.name, number), chain.seconds, gap)
-
-    def _log_expanded(self, node: str, bound_s: float, free: bool) -> None:
-        why = "memory does not bind" if free else "memory binds"
-        self.log.expanded(node, f"everything kept, {why}", bound_s)
