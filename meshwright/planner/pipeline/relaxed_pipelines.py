@@ -135,7 +135,9 @@ class RelaxedPipelines:
         rows = _options(problem, micro, sums, ranges)
         shapes = interleavings(problem) if "interleaved" in problem.schedules else ()
         every = (Interleaved(problem, rows, micro, *shape) for shape in shapes)
-        interleaved_s = min((one.least_s(memory) for one in every if len(one.own)), default=inf)
+        interleaved_s = min(
+            (max(one.least_s(memory), one.fullest_s(memory)) for one in every if len(one.own)), default=inf
+        )
         names = [name for name in (*problem.schedules, *problem.later) if name != "interleaved"]
         return _Bounds(interleaved_s, tuple(Bound(problem, rows, one, micro, memory=memory) for one in names))
 

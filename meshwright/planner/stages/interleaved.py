@@ -24,6 +24,7 @@ from math import inf
 import numpy as np
 
 from meshwright.planner.effort import ROUGH
+from meshwright.planner.stages.dealt import fullest_s
 from meshwright.planner.stages.options import Floats, Ints, StageOptions
 from meshwright.planner.stages.priced_memory import PricedMemory
 from meshwright.planner.stages.problem import PlacedRun, StageProblem
@@ -90,6 +91,23 @@ class Interleaved:
             np.minimum.at(taken, made.begin[own], costs + after[made.end[own]])
             after = taken
         return float((after[0] / self.stages - memory.prices * limit_bytes).max())
+
+    def fullest_s(self, memory: PricedMemory | None) -> float:
+        """Lower bound on the step (`planner.stages.dealt`) where a row takes the seconds of its segments together.
+
+        Stage p waits for p runs of a segment at least.
+        """
+        made, one = self.made, self.own[self.made.end[self.own] == self.made.begin[self.own] + 1]
+        one = one[np.argsort(made.begin[one])]
+        wait_s: Floats = -float(self.seconds[one].min()) * np.arange(self.stages, dtype=float)
+        found = fullest_s(np.tile(self.microbatches * self.seconds[one], (self.stages, 1)), wait_s)
+        if memory is None:
+            return found
+        every = range(self.stages)
+        held = [min(in_flight_by_run(stage, self.stages, self.microbatches, self.runs)) for stage in every]
+        priced = np.stack([memory.at(flight)[one] for flight in held])
+        spare_s = memory.prices * float(made.limit_bytes[one[0]])
+        return max([found, *(fullest_s(priced[:, :, at], wait_s + more_s) for at, more_s in enumerate(spare_s))])
 
     def _least_sum(self, able: Ints, seconds: Floats, times: list[int], crossed: list[int]) -> float:
         """Of all runs, each counted so many times, and of what is handed over after each."""
