@@ -95,11 +95,11 @@ class Interleaved:
     def fullest_s(self, memory: PricedMemory | None) -> float:
         """Lower bound on the step (`planner.stages.dealt`) where a row takes the seconds of its segments together.
 
-        Stage p waits for p runs of a segment at least.
+        Stage p waits for p runs, which have the first p segments at least.
         """
         made, one = self.made, self.own[self.made.end[self.own] == self.made.begin[self.own] + 1]
         one = one[np.argsort(made.begin[one])]
-        wait_s: Floats = -float(self.seconds[one].min()) * np.arange(self.stages, dtype=float)
+        wait_s = -np.cumsum([0.0, *self.seconds[one[: self.stages - 1]]])
         found = fullest_s(np.tile(self.microbatches * self.seconds[one], (self.stages, 1)), wait_s)
         if memory is None:
             return found
