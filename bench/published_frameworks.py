@@ -50,6 +50,7 @@ class Habits:
     single_layers: bool = False
     clipped: bool = False
     skew: float = 0.0
+    casts: bool = True
     network: tuple[float, float, float, float] | None = None
 
 
@@ -113,12 +114,13 @@ TORCHTITAN = Habits(
     separate=True,
     last_rank=True,
     loss="half",
+    casts=False,
 )
 """pytorch/torchtitan, December 2024 to June 2025. Memory is what PyTorch's allocator has reserved at most, on the first
 rank of the last stage (`metrics.py`). Projections are single products, of which selective recomputation keeps every
 second (`parallelize_llama.py`). The loss is compiled with the rest: its kernel reads logits in bfloat16 and writes
-their gradient. In December 2024 that was turned off (e8977b007): PyTorch's own loss in float32, as the memory of those
-rows shows."""
+their gradient, and casts to float8 are part of the kernels around them. In December 2024 the loss was not compiled
+(e8977b007): PyTorch's own in float32, as the memory of those rows shows."""
 COMPOSER = Habits(Framework("Composer"), fused=False, attention="triton")
 """mosaicml/llm-foundry: attention of its tables of A100 is FlashAttention in Triton (`scripts/train/yamls/pretrain`,
 `attn_impl: triton`), that of H100 FlashAttention-2 (51652eae, `submit_benchmarks.py`, `gpu-flash2`)."""

@@ -200,6 +200,7 @@ def _configuration(row: Row, model: Transformer, habits: Habits) -> Configuratio
         in_turn=habits.in_turn,
         clipped=habits.clipped,
         skew=habits.skew,
+        casts=habits.casts,
     )
     if habits.dealt and pp > 1 and not stages:
         places = _dealt(model, pp)[: model.layers]

@@ -28,8 +28,8 @@ class Moved:
 class Block:
     """`core`: places of the ops that selective recomputation runs again; `narrow`: linear ops in float8. `kept`: bytes
     of values that are kept otherwise than they are read (a gathered input is kept as its shard). kernel: which one
-    attention is, as in `Configuration`. by_row: float8 has a scale for each row. unread: a product's result that no
-    backward reads and that compiled code does not keep."""
+    attention is, as in `Configuration`. by_row: float8 has a scale for each row; casts: to it are kernels of their
+    own. unread: a product's result that no backward reads and that compiled code does not keep."""
 
     dtype: str
     ops: list[Op] = field(default_factory=list)
@@ -42,6 +42,7 @@ class Block:
     moved: list[Moved] = field(default_factory=list)
     kernel: str = "flash"
     by_row: bool = False
+    casts: bool = True
     unread: str = ""
 
     def value(self, *shape: int, dtype: str = "", grad: bool = True) -> Value:

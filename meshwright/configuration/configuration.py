@@ -46,7 +46,7 @@ class Configuration:
     gradient back, only then is sent the next hidden states, and waits for both; ranks of tp send a part each, which the
     receivers gather. clipped: before the optimizer gradients are scaled in their whole buffer and clipped by their
     norm, after it the buffer is zeroed. skew: exponent of the power law that loads of experts follow, of which no row
-    is dropped; 0 where they are equal.
+    is dropped; 0 where they are equal. casts: kernels of their own cast to float8, which compiled code does in others.
     """
 
     dp: int = 1
@@ -83,6 +83,7 @@ class Configuration:
     in_turn: bool = False
     clipped: bool = False
     skew: float = 0.0
+    casts: bool = True
 
     @property
     def devices(self) -> int:

@@ -137,7 +137,7 @@ def _narrow_s(block: Block, op: Op, device: Device) -> tuple[float, float, float
     x, weight = (block.values[name].type.sizes for name in op.operands()[:2])
     together = [block.ops[i] for i in block.narrow if block.ops[i].operands()[0] == op.operands()[0]]
     width = sum(block.values[one.operands()[1]].type.sizes[0] for one in together)
-    forward_s, inputs_s, weights_s = narrow_linear_s(device, prod(x[:-1]), width, weight[1], block.by_row)
+    forward_s, inputs_s, weights_s = narrow_linear_s(device, prod(x[:-1]), width, weight[1], block.by_row, block.casts)
     share = weight[0] / width
     return share * forward_s, share * inputs_s, share * weights_s
 
@@ -151,7 +151,7 @@ def _narrow_groups_s(
     one = Block(block.dtype)
     one.linear(one.value(rows, inner), width)
     alone = whole_op_seconds(one.ops[0], one.values, device)
-    narrow = narrow_linear_s(device, rows, width, inner, block.by_row)
+    narrow = narrow_linear_s(device, rows, width, inner, block.by_row, block.casts)
     return (
         wide[0] * narrow[0] / alone.forward_s,
         wide[1] * narrow[1] / alone.input_s,

@@ -83,7 +83,7 @@ class Layers:
         block.unread = made.name if self.given.fused and not self.model.dropout else ""
         self._joined(block, x, made)
         if self.given.precision.startswith("fp8"):
-            block.by_row = self.given.precision == "fp8-rows"
+            block.by_row, block.casts = self.given.precision == "fp8-rows", self.given.casts
             block.narrow = {i for i, op in enumerate(block.ops) if op.target in NARROW}
         return block
 

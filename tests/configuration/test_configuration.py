@@ -18,7 +18,7 @@ from meshwright.configuration.framework import PLAIN, Framework
 from meshwright.configuration.layers import Layers
 from meshwright.configuration.step import Step
 from meshwright.configuration.transformer import transformer_of
-from meshwright.cost.op.narrow import narrow_relief
+from meshwright.cost.op.narrow import narrow_linear_s, narrow_relief
 from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
 
@@ -176,6 +176,18 @@ def test_float8_is_for_grouped_products_too() -> None:
     model = "moe?layers=4&hidden=4096&heads=32&ffn=14336&experts=8&top=2&seq=4096&vocab=32000"
     wide, narrow = (mw.price(model, "h100:8", (*pins, f"precision={one}")).step_s for one in ("mixed", "fp8"))
     assert 0.6 < narrow / wide < 0.85
+
+
+def test_casts_to_float8_are_passes_over_memory_that_compiled_code_saves() -> None:
+    """Of inputs forward and of gradients backward: four bytes of an element, whatever it is multiplied with."""
+    device = load_cluster("h100:8").devices[0]
+    alone, cast = (narrow_linear_s(device, 8192, 4096, 16384, False, cast=kernels) for kernels in (False, True))
+    rate = device.memory_bandwidth * device.achievable_fraction("memory")
+    assert [more - one for one, more in zip(alone, cast, strict=True)] == pytest.approx(
+        [4 * 8192 * 16384 / rate, 4 * 8192 * 4096 / rate, 0.0]
+    )
+    by_rows = narrow_linear_s(device, 8192, 4096, 16384, True, cast=False)
+    assert all(one < more for one, more in zip(alone, by_rows, strict=True))
 
 
 def test_interleaving_shrinks_the_bubble() -> None:
