@@ -225,9 +225,16 @@ class Step:
 
     @property
     def run_layers(self) -> list[int]:
+        """Where one or two layers are missing to equal runs, the head counts as one of them and the embedding as the
+        other: Megatron-Core takes no other number (`account_for_embedding_in_pipeline_split`, and `..._loss_...`), and
+        torchtitan gives what is left over to the stages between (`generate_split_points`)."""
         given, runs = self.given, self.given.pp * self.given.vpp
         if given.stage_layers and given.vpp == 1:
             return list(given.stage_layers)
+        most = -(-self.model.layers // runs)
+        missing = runs * most - self.model.layers
+        if runs > 2 and most > 1 and missing in (1, 2):
+            return [most - (missing == 2), *[most] * (runs - 2), most - 1]
         alone = [0] if runs > self.model.layers else []  # the head's run has no layer, then the embedding's
         first = [0] if runs > self.model.layers + 1 else []
         left, count = self.model.layers, runs - len(alone) - len(first)

@@ -190,6 +190,20 @@ def test_casts_to_float8_are_passes_over_memory_that_compiled_code_saves() -> No
     assert all(one < more for one, more in zip(alone, by_rows, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("layers", "pp", "vpp", "ends"),
+    [(126, 8, 1, (15, 15)), (126, 8, 8, (1, 1)), (127, 8, 1, (16, 15)), (128, 8, 1, (16, 16))],
+)
+def test_embedding_and_head_count_as_layers_that_are_missing(
+    layers: int, pp: int, vpp: int, ends: tuple[int, int]
+) -> None:
+    model = Transformer(layers=layers, hidden=64, heads=8, ffn=256, vocab=100, seq=64)
+    given = Configuration(pp=pp, vpp=vpp, global_batch=pp, schedule="interleaved" if vpp > 1 else "1f1b")
+    runs = Step(model, given, load_cluster("h100:8"), PLAIN).run_layers
+    assert (runs[0], runs[-1], sum(runs)) == (*ends, layers)
+    assert len(set(runs[1:-1])) == 1
+
+
 def test_interleaving_shrinks_the_bubble() -> None:
     plain, dealt = (mw.price("gpt-6.7b", "h100:8", ("pp=8", f"vpp={n}"), global_batch=16) for n in (1, 4))
     assert dealt.bubble < 0.75 * plain.bubble
