@@ -55,14 +55,14 @@ class Habits:
 
 
 MEGATRON_2021 = Habits(
-    Framework("Megatron-LM, 2021", kernels=0.93),
+    Framework("Megatron-LM, 2021", kernels=0.95),
     dropout=True,
     attention_dropout=True,
     reduce="float16",
     overlap=0.0,
     clipped=True,
 )
-MEGATRON = Habits(Framework("Megatron-LM", kernels=0.93), overlap=0.0, context="all_to_all", clipped=True)
+MEGATRON = Habits(Framework("Megatron-LM", kernels=0.95), overlap=0.0, context="all_to_all", clipped=True)
 """Gradients are scaled in their buffer before it is reduced, and zeroed with it (NVIDIA/Megatron-LM,
 `core/distributed/param_and_grad_buffer.py`), their norm is taken and they are clipped (`core/optimizer/clip_grads.py`).
 """
