@@ -19,34 +19,43 @@ LOSS = ("float32", "steps", "half", "eager")
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Sizes of the axes: data, tensor, pipeline, context and expert parallelism (`ep` is carved out of dp and cp);
-    `vpp` runs of layers on each pipeline stage.
+    """How a transformer is trained, given whole. Sizes of the axes: data, tensor, pipeline, context and expert
+    parallelism (`ep` is carved out of dp and cp); `vpp` runs of layers on each pipeline stage.
 
-    zero: 0 to 3. sp: sequence parallelism with tp. recompute: nothing, the core of attention (`selective`), all but
-    attention and every second product (`ops`), whole layers (`full`). precision: `mixed` computes in bfloat16 and
-    stores float32; `fp16` likewise in float16; `fp8` runs linear layers in
-    float8 with one scale a tensor, `fp8-rows` with one a row, found while it runs. attention: `flash2` is
-    FlashAttention-2 and `triton` its predecessor in Triton, where `flash` is what was measured of the
-    device. reduce: dtype of the gradients' reduction;
-    gradients: that in which they are held until the step; loss: that of the logits in the loss, or `half`, or `steps`
-    where each step of a float32 loss is a kernel, or `eager` where it is PyTorch's own, uncompiled. gathers: how often
-    ZeRO-3 gathers a layer for each micro-batch, 3 where recomputation does so by itself (DeepSpeed). overlap: which
-    share of gathers and reductions overlaps compute; tp_overlap: of backward's collectives of tp, with weights'
-    gradients; tp_pipelined: of all of tp, with the products they belong to. contention: compute slows while
-    gathers and reductions run (`cluster.contention`). fused: chains of elementwise ops are
-    single kernels. separate: queries, keys and values, and the two products of a gated MLP, are products of their own.
+    zero: 0 to 3.
+    sp: sequence parallelism with tp.
+    recompute: nothing, the core of attention (`selective`), all but attention and every second product (`ops`), whole
+        layers (`full`).
+    precision: `mixed` computes in bfloat16 and stores float32; `fp16` likewise in float16; `fp8` runs linear layers in
+        float8 with one scale a tensor, `fp8-rows` with one a row, found while it runs.
+    attention: `flash` is what was measured of the device, `flash2` FlashAttention-2, `triton` its predecessor in
+        Triton.
+    reduce: dtype of the gradients' reduction.
+    loss: dtype of the logits in the loss, or `half`; `steps` where each step of a float32 loss is a kernel, `eager`
+        where it is PyTorch's own, uncompiled.
+    gathers: how often ZeRO-3 gathers a layer for each micro-batch, 3 where recomputation does so by itself (DeepSpeed).
+    overlap: which share of gathers and reductions overlaps compute.
+    tp_overlap: which share of backward's collectives of tp overlaps weights' gradients.
+    tp_pipelined: which share of all collectives of tp overlaps the products they belong to.
+    contention: compute slows while gathers and reductions run (`cluster.contention`).
+    gradients: dtype in which they are held until the step.
+    fused: chains of elementwise ops are single kernels.
+    separate: queries, keys and values, and the two products of a gated MLP, are products of their own.
     context: how attention sees the whole sequence under cp; `pieces` as PyTorch does, one rank's keys after the other.
-    stage_layers: layers of each stage, in
-    order; recomputed: how many of them are recomputed where not all are. offload: the share of the optimizer that
-    lives on the host, by stage.
-    scatter: ZeRO-1 reduces gradients to shards; else all of them are reduced everywhere. half_gradients: backward makes
-    gradients in the compute dtype, all of which are there before they are added to those that are held. recorded:
-    whole operands of tensor parallelism's collectives are freed only when the device has run these, so that they pile
-    up while the host runs ahead (`reserved.waiting_bytes`). in_turn: stages hand over as in DeepSpeed: a stage gives a
-    gradient back, only then is sent the next hidden states, and waits for both; ranks of tp send a part each, which the
-    receivers gather. clipped: before the optimizer gradients are scaled in their whole buffer and clipped by their
-    norm, after it the buffer is zeroed. skew: exponent of the power law that loads of experts follow, of which no row
-    is dropped; 0 where they are equal. casts: kernels of their own cast to float8, which compiled code does in others.
+    stage_layers: layers of each stage, in order.
+    recomputed: how many layers of each stage are recomputed where not all are.
+    offload: the share of the optimizer that lives on the host, by stage.
+    scatter: ZeRO-1 reduces gradients to shards; else all of them are reduced everywhere.
+    half_gradients: backward makes gradients in the compute dtype, all of which are there before they are added to those
+        that are held.
+    recorded: whole operands of tensor parallelism's collectives are freed only when the device has run these, so that
+        they pile up while the host runs ahead (`reserved.waiting_bytes`).
+    in_turn: stages hand over as in DeepSpeed: a stage gives a gradient back, only then is sent the next hidden states,
+        and waits for both; ranks of tp send a part each, which the receivers gather.
+    clipped: before the optimizer gradients are scaled in their whole buffer and clipped by their norm, after it the
+        buffer is zeroed.
+    skew: exponent of the power law that loads of experts follow, of which no row is dropped; 0 where they are equal.
+    casts: kernels of their own cast to float8, which compiled code does in others.
     """
 
     dp: int = 1
@@ -125,6 +134,9 @@ class Configuration:
                 "divisors of both",
                 "change the pins",
             )
+        for name, most in _RANGES.items():
+            if not 0 <= getattr(self, name) <= most:
+                raise PlanError(f"{name}={getattr(self, name):g}", f"0 to {most:g}", "correct the pin")
         for name, words_ in _WORDS.items():
             if getattr(self, name) not in words_:
                 raise PlanError(f"{name}={getattr(self, name)}", f"one of {', '.join(words_)}", "correct the pin")
@@ -145,6 +157,7 @@ _WORDS = {
     "context": CONTEXT,
     "loss": LOSS,
 }
+_RANGES = {"overlap": 1.0, "tp_overlap": 1.0, "tp_pipelined": 1.0, "skew": 10.0}
 _SPELLINGS = {"batch": "global_batch"}
 _TYPES = {one.name: str(one.type) for one in fields(Configuration)}
 

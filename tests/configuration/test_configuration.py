@@ -230,6 +230,8 @@ def test_twenty_a_second_after_the_first() -> None:
         ("llama3-8b", ("ep=4",), "ep=4"),
         ("llama3-8b", ("zero=4",), "zero=4"),
         ("llama3-8b", ("precision=int3",), "precision=int3"),
+        ("llama3-8b", ("skew=nan",), "skew=nan"),
+        ("llama3-8b", ("overlap=2",), "overlap=2"),
     ],
 )
 def test_impossible_configurations_are_refused_by_name(model: str, pins: tuple[str, ...], words: str) -> None:
