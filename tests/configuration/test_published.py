@@ -110,6 +110,16 @@ def test_gradients_of_llama_3_are_reduced_once_a_step_whatever_a_row_calls_it(tm
     assert len({step for _, step in sets["llama3_x"]["steps"]}) == 1  # type: ignore[index]
 
 
+def test_habits_are_those_of_the_code_behind_a_row() -> None:
+    """Composer's tables of A100 are older than its H100 ones; experts that drop no row are not balanced."""
+    rows = [ROW | {"set": "mosaic_mpt", "gpu": gpu} for gpu in ("A100-80GB", "H100-80GB")]
+    assert [case_of(row).given.attention for row in rows] == ["triton", "flash2"]
+    routed = ROW | {"num_experts": "8", "experts_per_token": "2", "expert_ffn": "1024", "ep": "4", "head_dim": "128"}
+    even, skewed = (case_of(routed | {"note": note}) for note in ("", "dropless"))
+    assert (even.given.skew, skewed.given.skew > 1) == (0.0, True)
+    assert even.model.head_size == 128
+
+
 def test_recipes_of_nemo_in_float8_reduce_gradients_in_half_precision(tmp_path: Path) -> None:
     row = ROW | {"set": "dgxc_x", "num_gpus": "64", "dp": "32", "global_batch": "64"}
     sets = _score(tmp_path, [row | {"precision": kind, "set": name} for kind in ("bf16", "fp8") for name in NEMO])
