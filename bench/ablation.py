@@ -59,13 +59,13 @@ OTHER_LITERALS = {
     "planner.space.storage": "stages of ZeRO",
     "planner.chain.remat_chain._spread": "the middle",
     "planner.one_device.room_bytes": "measured of allocators",
+    "planner.stages.grouping._heaviest": "rounding: halvings of a float",
     "planner.model_pins": "dims of sequences and experts, names that are printed",
     "planner.pipeline.op_memory.remat_levels": "rounding of a price",
     "planner.pipeline.range_figures.largest_transients": "size of a cache",
     "planner.plan.make_plan": "an option of the user",
     "planner.progress": "how much is printed",
     "planner.axis_names": "dims of experts",
-    "planner.stages.clusters.cluster": "rounding: halvings of a float",
 }
 """Functions, or modules, whose literals steer no search, and what these are."""
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from gpipe_layers import DEVICE, Layer, amoebanet, transformer, translator
 
-from meshwright.planner.stages.clusters import cluster
+from meshwright.planner.pipeline.balance import balanced_cuts
 from meshwright.schedule import ORDERS, lists, pipeline
 from meshwright.simulate import Costs, SegmentCost, Timeline, Transfer, simulate
 
@@ -67,21 +67,14 @@ def play(layers: Sequence[Layer], partitions: int, count: int, samples: int, run
     if run.balanced_at is None:
         seconds = [layer.seconds(samples) for layer in layers]
         balances.append([2 * forward_s + backward_s for forward_s, backward_s in seconds])
-    found = [_play(layers, balanced(balance, partitions), count, samples, run.link, keep) for balance in balances]
+    found = [
+        _play(layers, (0, *balanced_cuts(balance, partitions)), count, samples, run.link, keep) for balance in balances
+    ]
     return min(found, key=lambda one: (max(run.memory, one.peak_bytes), one.step_s))
 
 
 def _bytes(layers: Sequence[Layer], samples: int) -> list[float]:
     return [layer.parameters * BYTES_PER_PARAMETER + layer.kept_bytes * samples for layer in layers]
-
-
-def balanced(weights: Sequence[float], partitions: int) -> list[int]:
-    """Exactly so many partitions, the heaviest as light as can be."""
-    cuts = list(cluster(weights, partitions))
-    while len(cuts) - 1 < partitions:
-        longest = max(range(len(cuts) - 1), key=lambda i: cuts[i + 1] - cuts[i])
-        cuts.insert(longest + 1, (cuts[longest] + cuts[longest + 1]) // 2)
-    return cuts
 
 
 def _play(layers: Sequence[Layer], cuts: Sequence[int], count: int, samples: int, link: Link, keep: bool) -> Timeline:

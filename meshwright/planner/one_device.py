@@ -78,26 +78,8 @@ def fit_curves(
     microbatches: int = 1,
 ) -> Curves:
     """The plans of all budgets in so many micro-batches: `.within(bytes)`."""
-    mesh, name = one_device_mesh(one_device_cluster(device)), device.name
-    return _curves(program, mesh, name, Setting(optimizer, precision, compile=compile), microbatches)
-
-
-def _curves(program: Program, mesh: Mesh, cluster: str, setting: Setting, microbatches: int) -> Curves:
-    return curves(program, _base(program, mesh, cluster, setting, microbatches), mesh.device, fused=setting.compile)
-
-
-def _base(program: Program, mesh: Mesh, cluster: str, setting: Setting, microbatches: int) -> Plan:
-    return one_device_plan(
-        program,
-        mesh,
-        cluster=cluster,
-        optimizer=setting.optimizer,
-        precision=setting.precision,
-        compile=setting.compile,
-        microbatches=microbatches,
-        offload=setting.offload,
-        offloaded=setting.offloaded,
-    )
+    mesh, setting = one_device_mesh(one_device_cluster(device)), Setting(optimizer, precision, compile=compile)
+    return curves(program, one_device_plan(program, mesh, setting, microbatches, device.name), device, fused=compile)
 
 
 def room_bytes(budget: int | None, device: Device) -> int | None:
@@ -254,11 +236,11 @@ class OneDeviceSearch:
         return best
 
     def _curves(self, number: int, setting: Setting) -> Curves:
-        return _curves(self.request.program, self.mesh, self.request.cluster.name, setting, number)
+        return curves(self.request.program, self._base(number, setting), self.mesh.device, fused=setting.compile)
 
-    def _base(self, number: int) -> Plan:
+    def _base(self, number: int, setting: Setting | None = None) -> Plan:
         request = self.request
-        return _base(request.program, self.mesh, request.cluster.name, request.setting, number)
+        return one_device_plan(request.program, self.mesh, setting or request.setting, number, request.cluster.name)
 
     def _offloaded_curves(self, host: Cluster, offload: Offload, number: int) -> Curves:
         return self._curves(number, offloading(self.request.setting, self.request.program, host, offload))

@@ -31,7 +31,7 @@ def draft(program: Program, cluster: Cluster, chain: Chain, shardings: ShardingM
     inputs, prologue = input_layouts(shardings.program, shardings.mesh, [point.choice for point in points])
     return unpredicted_plan(
         program,
-        cluster,
+        cluster.name,
         [Stage(0, len(program.segments), shardings.mesh, inputs, prologue)],
         [point.choice for point in points],
         parameters,
@@ -43,7 +43,7 @@ def draft(program: Program, cluster: Cluster, chain: Chain, shardings: ShardingM
 
 def unpredicted_plan(
     program: Program,
-    cluster: Cluster,
+    cluster: str,
     stages: Sequence[Stage],
     choices: Sequence[Choice],
     parameters: dict[str, ParameterPlan],
@@ -53,6 +53,7 @@ def unpredicted_plan(
 ) -> Plan:
     """The Plan of stages and choices.
 
+    cluster: its name.
     choices: one per segment.
     parameters: by full name, in any order.
     rough: the prediction to carry.
@@ -60,9 +61,11 @@ def unpredicted_plan(
     different, segments = shared_choices(choices)
     return Plan(
         fingerprint=program.fingerprint(),
+        answers=program.answers,
+        form=program.form,
         model="",
         batch=program.batch,
-        cluster=cluster.name,
+        cluster=cluster,
         stages=tuple(stages),
         inputs=input_plans(program),
         choices=different,

@@ -64,8 +64,6 @@ class PlanRequest:
             "pins": self.pins,
             "cluster": self._cluster_name(),
             "compile": self.setting.compile,
-            "answers": self.program.answers,
-            "form": self.program.form,
         }
 
     def _cluster_name(self) -> str:

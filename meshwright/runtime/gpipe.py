@@ -24,6 +24,7 @@ from meshwright.planner.one_device import one_device_cluster, one_device_mesh
 from meshwright.planner.pipeline.balance import balanced_cuts
 from meshwright.planner.pipeline.by_hand import cut_stages, priced_on, recomputing
 from meshwright.planner.plan import make_plan
+from meshwright.price.parameter import Setting
 from meshwright.runtime.fit import this_device
 from meshwright.runtime.trainer import Trainer, parallelize
 
@@ -194,10 +195,8 @@ def _inner(
 ) -> Plan:
     """One partition's plan for all segments: whole on one device, or replicated over a data-parallel axis."""
     if replicas == 1:
-        whole = one_device_plan(
-            program, one_device_mesh(one_device_cluster(device)), optimizer=optimizer, precision=precision
-        )
-        return replace(whole, microbatches=microbatches, cluster=device.name)
+        mesh = one_device_mesh(one_device_cluster(device))
+        return one_device_plan(program, mesh, Setting(optimizer, precision), microbatches, device.name)
     found = make_plan(
         program,
         load_cluster(f"local:{replicas}"),

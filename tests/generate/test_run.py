@@ -19,6 +19,7 @@ from meshwright.generate.runs import chains, divided
 from meshwright.plan import Plan
 from meshwright.planner.memory.plans import one_device_plan
 from meshwright.planner.plan import make_plan
+from meshwright.price.parameter import Setting
 from meshwright.runtime.fit import fit_plan, this_device
 from meshwright.runtime.step import parts
 from meshwright.runtime.step.units import units
@@ -85,7 +86,7 @@ def test_a_run_recomputes_from_what_its_segments_do(monkeypatch: pytest.MonkeyPa
     """A norm is computed again from the layer's input. In a run the layer before makes that: it is kept there too, and
     not computed again by one more product."""
     program = capture(*small_model("llama", "bfloat16"), precision="bf16")
-    plan = one_device_plan(program, load_cluster("local:1").mesh((1,)), precision="bf16")
+    plan = one_device_plan(program, load_cluster("local:1").mesh((1,)), Setting(precision="bf16"))
     norm = ("rms_norm~0", "rms_norm~4", "rms_norm~5")
     layers = [replace(one, recompute=norm, keep=("x",)) for one in plan.choices if "rms_norm" in one.strategies]
     plan = replace(plan, choices=(*(one for one in plan.choices if "rms_norm" not in one.strategies), *layers))

@@ -15,8 +15,8 @@ from meshwright.cluster import load_cluster
 from meshwright.models.reference import parse_reference
 from meshwright.planner.effort import ROUGH
 from meshwright.planner.pipeline import search
+from meshwright.planner.pipeline.balance import balanced_cuts
 from meshwright.planner.plan import make_plan
-from meshwright.planner.stages.clusters import cluster
 from meshwright.planner.stages.grouping import grouped
 from meshwright.planner.stages.problem import StageProblem
 
@@ -37,7 +37,7 @@ def test_groups_are_even_and_parted_where_little_crosses(figures: list[tuple[flo
         return uneven + sum(traffic[i] for i in cuts[1:-1]) / (float(np.mean(traffic[1:])) if count > 1 else 1.0)
 
     found = grouped(weights, traffic, groups)
-    room = ROUGH * heaviest(cluster(weights, most)) * (1 + 1e-6)
+    room = ROUGH * heaviest((0, *balanced_cuts(weights, most))) * (1 + 1e-6)
     assert len(found) == most + 1
     assert heaviest(found) <= room
     every = [(0, *inner, count) for inner in combinations(range(1, count), most - 1)]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import meshwright as mw
 from meshwright.cluster import load_cluster
 from meshwright.planner.memory.plans import one_device_plan
+from meshwright.price.parameter import Setting
 
 
 class Contrast(nn.Module):
@@ -44,7 +45,7 @@ def test_a_buffer_written_after_the_loss_goes_on_as_in_eager(written: str) -> No
     eager, batches = setting(written)
     model, _ = setting(written)
     program = capture(model, batches[0])
-    trainer = mw.parallelize(model, one_device_plan(program, load_cluster("local:1").mesh((1,)), optimizer="sgd"))
+    trainer = mw.parallelize(model, one_device_plan(program, load_cluster("local:1").mesh((1,)), Setting("sgd")))
     ours, theirs = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, eager))
     for batch in batches:
         loss = eager(**batch)

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 import meshwright as mw
 from meshwright.cluster import load_cluster
 from meshwright.planner.memory.plans import one_device_plan
+from meshwright.price.parameter import Setting
 
 WAYS = {
     "adamw": lambda params: torch.optim.AdamW(params, lr=1e-2, fused=True),
@@ -23,7 +24,7 @@ WAYS = {
 def trained(kind: str, pieces: bool, again: bool = False) -> tuple[dict[str, torch.Tensor], Any]:
     """Weights after three steps; `pieces=False`: a hook of the user's keeps the optimizer on DTensors."""
     model, batch = small_model("gpt", "float64")
-    plan = one_device_plan(capture(model, batch), load_cluster("local:1").mesh((1,)), optimizer=kind)
+    plan = one_device_plan(capture(model, batch), load_cluster("local:1").mesh((1,)), Setting(kind))
     trainer = mw.parallelize(model, plan)
     optimizer = WAYS[kind](trainer.parameters())
     seen: list[bool] = []

@@ -8,8 +8,8 @@ from dataclasses import replace
 from meshwright.capture.program import Program
 from meshwright.cluster import Mesh
 from meshwright.plan import Choice, ParameterPlan, Plan, Stage
-from meshwright.planner.space.input_layouts import input_layouts, input_plans
-from meshwright.predict.fast import NOTHING
+from meshwright.planner.realize import unpredicted_plan
+from meshwright.planner.space.input_layouts import input_layouts
 from meshwright.predict.ways import with_choices
 from meshwright.price.flow import invariant
 from meshwright.price.parameter import Setting
@@ -29,26 +29,17 @@ def with_kept(plan: Plan, picked: Sequence[RematPoint]) -> Plan:
     )
 
 
-def one_device_plan(
-    program: Program,
-    mesh: Mesh,
-    *,
-    cluster: str = "",
-    optimizer: str = "adamw",
-    precision: str = "fp32",
-    compile: bool = False,
-    microbatches: int = 1,
-    offload: str = "",
-    offloaded: frozenset[str] | None = None,
-) -> Plan:
-    """Everything whole and kept on a mesh of one device, without a prediction.
+PLAIN = Setting()
 
-    offload, offloaded: as in a Setting; a weight on the host is fetched for each use.
-    """
+
+def one_device_plan(
+    program: Program, mesh: Mesh, setting: Setting = PLAIN, microbatches: int = 1, cluster: str = ""
+) -> Plan:
+    """Everything whole and kept on a mesh of one device, without a prediction. A weight that the setting offloads is
+    fetched for each use."""
     whole = str(invariant(mesh))
     none = ",".join("-" for _ in mesh.axes)
-    setting = Setting(optimizer, precision, offload=offload, offloaded=offloaded)
-    choices = [
+    made = [
         Choice(
             index,
             (whole,) * len(graph.inputs),
@@ -58,28 +49,11 @@ def one_device_plan(
         )
         for index, graph in enumerate(program.graphs)
     ]
-    segments = tuple(segment.graph for segment in program.segments)
-    inputs, prologue = input_layouts(program, mesh, [choices[index] for index in segments])
+    choices = [made[segment.graph] for segment in program.segments]
+    stage = Stage(0, len(choices), mesh, *input_layouts(program, mesh, choices))
     parameters = {}
     for parameter in program.parameters:
         there = setting.offload_of(parameter.name, parameter.trainable)
         dtype, again = setting.storage_dtype(parameter.type.dtype), there == "weight"
         parameters[parameter.name] = ParameterPlan(whole, whole, dtype, again, offload=there)
-    return Plan(
-        fingerprint=program.fingerprint(),
-        answers=program.answers,
-        form=program.form,
-        model="",
-        batch=program.batch,
-        cluster=cluster,
-        stages=(Stage(0, len(segments), mesh, inputs, prologue),),
-        inputs=input_plans(program),
-        choices=tuple(choices),
-        segments=segments,
-        parameters=parameters,
-        predicted=NOTHING,
-        optimizer=optimizer,
-        precision=precision,
-        compile=compile,
-        microbatches=microbatches,
-    )
+    return unpredicted_plan(program, cluster, [stage], choices, parameters, setting, microbatches)

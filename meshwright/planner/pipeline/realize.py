@@ -69,7 +69,7 @@ def pipeline_plan(
         inputs, prologue = known[key]
         stages.append(Stage(run.first, run.end, mesh, inputs, prologue, _tied_replicas(program, run)))
     parameters = _parameters(program, runs)
-    plan = unpredicted_plan(program, cluster, stages, choices, parameters, setting, setting.microbatches)
+    plan = unpredicted_plan(program, cluster.name, stages, choices, parameters, setting, setting.microbatches)
     plan = replace(plan, per_host=per_host(cluster), schedule=schedule)
     return name_axes(program, replace(plan, links=stage_links(plan, program, submesh_links)))
 

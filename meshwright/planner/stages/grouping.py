@@ -16,7 +16,6 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from meshwright.planner.effort import ROUGH
-from meshwright.planner.stages.clusters import cluster
 
 
 def grouped(weights: Sequence[float], traffic: Sequence[float], groups: int) -> tuple[int, ...]:
@@ -29,8 +28,7 @@ def grouped(weights: Sequence[float], traffic: Sequence[float], groups: int) -> 
     if count <= groups:
         return tuple(range(count + 1))
     sums = [0.0, *accumulate(weights)]
-    even = cluster(weights, groups)
-    room = ROUGH * max(sums[b] - sums[a] for a, b in pairwise(even)) * (1 + 1e-9)
+    room = ROUGH * _heaviest(sums, groups) * (1 + 1e-9)
     mean = (sums[-1] / groups) or 1.0
     inner = list(traffic[1:count])
     mean_traffic = (sum(inner) / len(inner)) or 1.0
@@ -51,3 +49,21 @@ def grouped(weights: Sequence[float], traffic: Sequence[float], groups: int) -> 
     for left in range(groups, 0, -1):
         cuts.append(int(begun[cuts[-1], left]))
     return tuple(reversed(cuts))
+
+
+def _heaviest(sums: Sequence[float], groups: int) -> float:
+    """Weight of the heaviest of so many groups that are as even as can be, by bisection. sums: before each segment."""
+    low, high = max(b - a for a, b in pairwise(sums)), sums[-1]
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if len(_packed(sums, middle)) - 1 <= groups else (middle, high)
+    return max(sums[b] - sums[a] for a, b in pairwise(_packed(sums, high)))
+
+
+def _packed(sums: Sequence[float], room: float) -> list[int]:
+    """Cuts of groups that are each as long as the room allows."""
+    cuts = [0]
+    for i in range(1, len(sums) - 1):
+        if sums[i + 1] - sums[cuts[-1]] > room * (1 + 1e-9):
+            cuts.append(i)
+    return [*cuts, len(sums) - 1]
