@@ -23,7 +23,7 @@ from meshwright.pins.meshes import allowed_meshes
 from meshwright.plan import Plan
 from meshwright.planner.chain.lagrangian import chain_at
 from meshwright.planner.effort import HEADROOM, ROUGH
-from meshwright.planner.memory.by_method import refine_by
+from meshwright.planner.memory.refine import refine
 from meshwright.planner.model_pins import experts_of
 from meshwright.planner.one_device import one_device_search, room_bytes
 from meshwright.planner.realize import draft
@@ -124,7 +124,7 @@ def _checkpointed(program: Program, cluster: Cluster, limit: int, way: PinSet, c
         for number in candidate.microbatches:
             shardings = candidate.shardings(number)
             plan = draft(program, cluster, chain_at(shardings, 0.0), shardings)
-            found = refine_by(plan, program, limit, "full")
+            found = refine(plan, program, limit, method="full")
             if found is not None:
                 return _priced(Baseline(name, pins), found, limit)
     return Baseline(name, pins, why="it fits in no number of micro-batches")

@@ -53,7 +53,7 @@ def _fitted(plan: Plan, program: Program, budget_bytes: int, method: str) -> Pla
         return plan
     fits = plan.predicted.peak_bytes <= budget_bytes
     chunks = () if fits and not plan.recomputes else CHUNKS
-    other = refine(plan, program, budget_bytes, chunks, flat=method == "flat")
+    other = refine(plan, program, budget_bytes, chunks, method)
     if other is None or other.predicted.peak_bytes > budget_bytes:
         return plan
     return other if not fits or other.predicted.step_s < plan.predicted.step_s else plan

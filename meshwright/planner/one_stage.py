@@ -39,13 +39,14 @@ from meshwright.planner.infeasible.min_memory import (
 )
 from meshwright.planner.infeasible.refusals import refuse_method, refuse_one_stage
 from meshwright.planner.interrupt import STOP
-from meshwright.planner.memory.by_method import method_search
 from meshwright.planner.memory.offload import can_offload
+from meshwright.planner.memory.refine import refine
 from meshwright.planner.realize import assemble, draft
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.joint import joint_search
 from meshwright.planner.search.keep_all import Candidate, SearchResult, anyway, search
 from meshwright.planner.search.proof import prove
+from meshwright.planner.search.shard_then_remat import sweep_budgets
 from meshwright.planner.search_log import SearchRecorder
 from meshwright.planner.sharding.model import ShardingModel
 from meshwright.planner.space.candidates import candidates_on, tight_candidates
@@ -120,8 +121,8 @@ class OneStageSearch:
         budget = self.budget
         limit_s = (best.predicted.step_s if best else inf) * (1 + self.simpler_within)
         if self.method not in (*ANYWHERE, "flat"):
-            plan = method_search(self.first, self.program, budget, self._draft, self.method)
-            return plan, min(found.floors.values())
+            plan = sweep_budgets(self.first, budget, self._refined, None)
+            return plan or self._min_memory_plan(), min(found.floors.values())
         bound_s = found.bound_s
         for _ in range(RETRIES):
             plan = self._assemble(*found.best) if found.best else None
@@ -138,11 +139,17 @@ class OneStageSearch:
                 more = self._keep_all(budget, best.predicted.step_s if best else inf)
                 if more.best or more.slower != found.slower:
                     return self.search(best, more)
-            best = best or min_memory_plan(self.first, budget, self.program, self._draft, self.method)
+            best = best or self._min_memory_plan()
         if self.recompute and self.request.effort.enumerated and not STOP.requested:
             best, proven_s = self._prove(best)
             bound_s = max(bound_s, proven_s)
         return best, bound_s
+
+    def _refined(self, chain: Chain, shardings: ShardingModel) -> Plan | None:
+        return refine(self._draft(chain, shardings), self.program, self.budget, method=self.method)
+
+    def _min_memory_plan(self) -> Plan | None:
+        return min_memory_plan(self.first, self.budget, self.program, self._draft, self.method)
 
     def _prove(self, best: Plan | None) -> tuple[Plan | None, float]:
         """The search of a tiny program by enumeration of its shardings."""
@@ -155,7 +162,7 @@ class OneStageSearch:
             self.log,
             self.request.effort.enumerated,
             self.simpler_within,
-            self.method == "flat",
+            self.method,
         )
 
     def _make_candidates(self) -> None:
@@ -187,7 +194,7 @@ class OneStageSearch:
             self._draft,
             best,
             self.log,
-            flat=self.method == "flat",
+            method=self.method,
             simpler_within=self.simpler_within,
             effort=effort,
             gap=self.request.gap,
@@ -245,7 +252,7 @@ class OneStageSearch:
         kept = partial(feasible_kept, self.candidates if self._exact else self.first, program=self.program)
         if not self.recompute:
             return [kept], []
-        jointly = partial(feasible_jointly, self.jointly, flat=self.method == "flat", **shared)
+        jointly = partial(feasible_jointly, self.jointly, method=self.method, **shared)
         by_budgets = partial(feasible_by_budgets, self.jointly, method=self.method, **shared)
         return [min_memory, kept], [jointly, by_budgets]
 

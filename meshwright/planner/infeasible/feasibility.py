@@ -12,17 +12,13 @@ from dataclasses import replace
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
 from meshwright.errors import PlanError
-from meshwright.pins.methods import FIXED, ORDERED
 from meshwright.pins.stages import PipelinePins
 from meshwright.plan import Plan
 from meshwright.planner.chain.chains import Chain
 from meshwright.planner.chain.lagrangian import ANY_PRICE, chain_at, memory_free_bound_s
 from meshwright.planner.effort import FEW
 from meshwright.planner.infeasible.min_memory import MemoryNeeded, WorkBudget, needed_by
-from meshwright.planner.memory.by_method import refine_by
-from meshwright.planner.memory.nested_sharded import refine_nested
-from meshwright.planner.memory.options import RematOptions
-from meshwright.planner.memory.refine import refine, refine_ways
+from meshwright.planner.memory.refine import refine
 from meshwright.planner.pipeline.search import PipelineSearch
 from meshwright.planner.search.dual_bound import DualBound, best_bound
 from meshwright.planner.search.keep_all import Candidate, search
@@ -30,14 +26,6 @@ from meshwright.planner.search.mesh_search import FEWER, Assemble, MeshSearch, w
 from meshwright.planner.search.shard_then_remat import sweep_budgets
 from meshwright.planner.sharding.model import ShardingModel
 from meshwright.price.parameter import Setting
-
-
-class _FoundError(Exception):
-    """Carries the first plan out of a search that would go on."""
-
-    def __init__(self, plan: Plan) -> None:
-        super().__init__()
-        self.plan = plan
 
 
 def feasible_kept(candidates: list[Candidate], budget_bytes: int, *, program: Program) -> MemoryNeeded | None:
@@ -56,11 +44,11 @@ def feasible_jointly(
     *,
     program: Program,
     assemble: Assemble,
-    flat: bool,
+    method: str,
     work: WorkBudget,
 ) -> MemoryNeeded | None:
     """Sharding and recomputation chosen jointly (`search.joint`), the most micro-batches first."""
-    offered = (lambda _, ways: ways.curves.options) if flat else None
+    offered = (lambda _, ways: ways.curves.options) if method == "flat" else None
     for shardings in _sharding_models(candidates, budget_bytes):
         work.spend()
         bound = DualBound(memory_free_bound_s(shardings), 0.0)
@@ -86,24 +74,14 @@ def feasible_by_budgets(
     work: WorkBudget,
 ) -> MemoryNeeded | None:
     """Sharded within larger budgets, then recomputed by the method (`sweep_budgets`)."""
-    ours = method in ("auto", "flat")
 
     def refined(chain: Chain, shardings: ShardingModel) -> Plan | None:
         work.spend()
-        plan = assemble(chain, shardings)
-        if ours:
-            found = refine(plan, program, budget_bytes, FEWER, flat=method == "flat")
-        else:
-            found = refine_by(plan, program, budget_bytes, method)
-        if found is not None:
-            raise _FoundError(found)
-        return None
+        return refine(assemble(chain, shardings), program, budget_bytes, FEWER, method)
 
-    try:
-        sweep_budgets(candidates, budget_bytes, refined, None, exactly=not ours, to_the_end=not ours)
-    except _FoundError as first:
-        return needed_by(first.plan)
-    return None
+    exactly = method not in ("auto", "flat")
+    plan = sweep_budgets(candidates, budget_bytes, refined, None, exactly=exactly, first=True)
+    return needed_by(plan) if plan else None
 
 
 def feasible_min_memory(
@@ -138,17 +116,9 @@ def min_memory_plan(
     method: of activation checkpointing.
     nested: nested orders are tried too, where the method allows them.
     """
-    found = []
-    for candidate in candidates:
-        shardings = candidate.shardings(candidate.microbatches[-1])
-        plan = assemble(chain_at(shardings, ANY_PRICE), shardings)
-        if method in ORDERED or method in FIXED:
-            found.append(refine_by(plan, program, budget_bytes, method))
-        elif plan.predicted.static_bytes <= budget_bytes:
-            ways = RematOptions.of(plan, program)
-            flat = refine_ways(plan, program, ways, budget_bytes, ways.curves.options if method == "flat" else None)
-            deeper = nested and flat is None and method == "auto"
-            found.append(refine_nested(plan, program, ways, budget_bytes) if deeper else flat)
+    models = (candidate.shardings(candidate.microbatches[-1]) for candidate in candidates)
+    plans = (assemble(chain_at(shardings, ANY_PRICE), shardings) for shardings in models)
+    found = [refine(plan, program, budget_bytes, method=method, nested=nested) for plan in plans]
     return min((plan for plan in found if plan), key=lambda plan: plan.predicted.step_s, default=None)
 
 

@@ -1,4 +1,7 @@
-"""Rematerialisation of a sharded plan: the optimal choice per instance, on traced pairs of forward and backward."""
+"""Rematerialisation of a sharded plan, on traced pairs of forward and backward.
+
+By `auto` and `flat` the choice of every instance is optimal; other methods are those of `memory.methods`.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from meshwright.capture.program import Program
+from meshwright.pins.methods import ORDERED
 from meshwright.plan import FrontierPoint, Plan, Prediction
 from meshwright.planner.effort import RETRIES
 from meshwright.planner.memory.instances import Instance, least_peak_bytes, solve_instances
+from meshwright.planner.memory.methods import fixed_ways
+from meshwright.planner.memory.nested_sharded import refine_nested
 from meshwright.planner.memory.options import RematOptions
 from meshwright.planner.memory.plans import with_kept
 from meshwright.predict import predicted
@@ -31,32 +37,39 @@ class FittedRemat:
 
 
 def refine(
-    plan: Plan, program: Program, budget_bytes: int, chunks: tuple[int, ...] = CHUNKS, flat: bool = False
+    plan: Plan,
+    program: Program,
+    budget_bytes: int,
+    chunks: tuple[int, ...] = CHUNKS,
+    method: str = "auto",
+    nested: bool = False,
 ) -> Plan | None:
     """The plan with the same sharding and the fastest rematerialisation within the budget; None where none fits.
 
     chunks: numbers of chunks in which the backward of an inner segment may run; each has to be traced.
-    flat: nothing is offloaded.
+    method: of activation checkpointing.
+    nested: by `auto`, a nested order where nothing else fits.
     """
     if plan.predicted.static_bytes > budget_bytes:
         return None
-    ways = RematOptions.of(plan, program, chunks)
-    return refine_ways(plan, program, ways, budget_bytes, ways.curves.options if flat else None)
-
-
-def refine_ways(
-    plan: Plan, program: Program, ways: RematOptions, budget_bytes: int, options: Options | None = None
-) -> Plan | None:
-    """`refine` with points that are known already.
-
-    options: the points of each segment; None allows all, and offloading where the link to the host is known.
-    """
+    searched = method in ("auto", "flat")
+    ways = RematOptions.of(plan, program, chunks if searched else ())
+    if method in ORDERED:
+        return refine_nested(plan, program, ways, budget_bytes, method)
+    options = ways.curves.options if method == "flat" else None
+    if not searched:
+        options = tuple((kept,) for kept in fixed_ways(program, ways.curves.plan, ways.curves.options, method))
     found = fit_ways(plan, ways, budget_bytes, options)
+    if found is None and nested and method == "auto":
+        return refine_nested(plan, program, ways, budget_bytes)
     return found.written(plan, program) if found else None
 
 
 def fit_ways(plan: Plan, ways: RematOptions, budget_bytes: int, options: Options | None = None) -> FittedRemat | None:
-    """`refine_ways` without the plan."""
+    """The fastest points within the budget.
+
+    options: the points of each segment; None allows all, and offloading where the link to the host is known.
+    """
     best: FittedRemat | None = None
     for pending in _pending_estimates(plan, ways, options):
         for _ in range(RETRIES):  # with the gradients that really wait: those of longer backwards are fewer

@@ -34,7 +34,7 @@ def joint_search(
     assemble: Assemble,
     best: Plan | None,
     log: SearchRecorder | None = None,
-    flat: bool = False,
+    method: str = "auto",
     simpler_within: float = 0.0,
     effort: Effort = EFFORTS["default"],
     gap: float = 0.0,
@@ -42,13 +42,13 @@ def joint_search(
 ) -> tuple[Plan | None, float]:
     """(the fastest plan, or `best` where rematerialisation does not help; a lower bound on the step of all plans).
 
-    flat: every segment runs forward once, and nothing is offloaded.
+    method: of activation checkpointing, `auto` or `flat`.
     simpler_within: the plan of fewer mesh axes is taken where steps differ by less than this part.
     effort: limits of the search, in work.
     gap: a node is pruned if its bound is within this part of the incumbent.
     elsewhere: the best pipeline, if the bound of pipelines is below the given seconds.
     """
-    state = _State(program, budget_bytes, assemble, best, log or SearchRecorder(), flat, simpler_within, effort, gap)
+    state = _State(program, budget_bytes, assemble, best, log or SearchRecorder(), method, simpler_within, effort, gap)
     state.elsewhere = elsewhere
     if STOP.requested and best:
         return best, 0.0
@@ -81,7 +81,7 @@ class _State:
     assemble: Assemble
     best: Plan | None
     log: SearchRecorder
-    flat: bool
+    method: str
     simpler_within: float
     effort: Effort
     gap: float = 0.0
@@ -125,7 +125,7 @@ class _State:
                     self.sweep_steps += [(plan.predicted.step_s, node)] if plan else []
 
     def _refined(self, chain: Chain, shardings: ShardingModel) -> Plan | None:
-        plan = refine(self.assemble(chain, shardings), self.program, self.budget_bytes, FEWER, self.flat)
+        plan = refine(self.assemble(chain, shardings), self.program, self.budget_bytes, FEWER, self.method)
         self._better(plan)
         return plan
 
@@ -150,7 +150,7 @@ class _State:
                 heappush(found, tightened(node, self.budget_bytes, self.incumbent_s))
                 continue
             self.bounds.append(node.bound.seconds)
-            offered = (lambda _, ways: ways.curves.options) if self.flat else None
+            offered = (lambda _, ways: ways.curves.options) if self.method == "flat" else None
             shardings = node.shardings()
             cutoff_s = self.cutoff_s(node.candidate.axes)
             mesh_search = MeshSearch(shardings, self.program, self.budget_bytes, self.assemble, cutoff_s, offered)
@@ -220,7 +220,7 @@ class _State:
         """Refines the incumbent once more, with backward in more chunks."""
         best = self.best
         if best is not None and not STOP.requested and len(best.stages) == 1 and best.recomputes and not best.order:
-            self._better(refine(best, self.program, self.budget_bytes, flat=self.flat))
+            self._better(refine(best, self.program, self.budget_bytes, method=self.method))
 
     def _take(self, node: SearchNode, plan: Plan | None) -> None:
         if plan is not None and plan.predicted.step_s < self.incumbent_s:

@@ -144,7 +144,7 @@ class MeshSearch:
             return None
         plan = self.assemble(least.chain, self.shardings)
         flat = self.offered is not None
-        found = refine(plan, self.program, self.budget_bytes, flat=flat)
+        found = refine(plan, self.program, self.budget_bytes, method="flat" if flat else "auto")
         return found if found or flat else refine_nested(plan, self.program, least.ways, self.budget_bytes)
 
     def _chains(self, price: float) -> list[Chain]:

@@ -33,14 +33,14 @@ def prove(
     log: SearchRecorder,
     most: int,
     simpler_within: float,
-    flat: bool,
+    method: str,
 ) -> tuple[Plan | None, float]:
     """(the fastest plan, a lower bound on all plans; zero where there are too many shardings).
 
     most: partial choices to enumerate. One sharding in RESOLUTION / 2 of them is traced, with as many
         rematerialisations.
     simpler_within: a plan has to beat `best` by more than this part.
-    flat: as for `refine`.
+    method: of activation checkpointing, `auto` or `flat`.
     """
     bounds, each = [], RESOLUTION // 2
     tries = most // each
@@ -54,7 +54,7 @@ def prove(
                 continue
             except TooManyError:
                 return best, 0.0
-            fitted = _Fitted(shardings, program, budget_bytes, assemble, incumbent_s, simpler_within, flat, each)
+            fitted = _Fitted(shardings, program, budget_bytes, assemble, incumbent_s, simpler_within, method, each)
             fitted.look_at(chains, tries)
             tries -= fitted.tried
             if fitted.best is not None:
@@ -79,7 +79,7 @@ class _Fitted:
     assemble: Assemble
     incumbent_s: float
     simpler_within: float
-    flat: bool
+    method: str
     most: int
     best: Plan | None = None
     bound_s: float = float("inf")
@@ -108,6 +108,7 @@ class _Fitted:
         """(the fastest plan of a sharding, if any fits; a bound on all of them)."""
         plan = self.assemble(chain, self.shardings)
         try:
-            return fastest_fitting(plan, self.program, self.budget_bytes, self.incumbent_s, self.most, self.flat)
+            flat = self.method == "flat"
+            return fastest_fitting(plan, self.program, self.budget_bytes, self.incumbent_s, self.most, flat)
         except TooManyError:
-            return refine(plan, self.program, self.budget_bytes, FEWER, self.flat), chain.seconds
+            return refine(plan, self.program, self.budget_bytes, FEWER, self.method), chain.seconds

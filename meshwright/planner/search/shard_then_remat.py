@@ -1,7 +1,8 @@
 """Shard first, then rematerialise: Colossal-Auto's sweep of budgets.
 
 Each sharding is the fastest under a larger budget with everything kept. It then recomputes what it must under the true
-budget. The joint search begins with these plans as incumbents.
+budget. The joint search begins with these plans as incumbents; with a pinned method, such as `recompute=rotor`, they
+are the whole search.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ def sweep_budgets(
     refined: Refined,
     best: Plan | None,
     exactly: bool = True,
-    to_the_end: bool = False,
+    first: bool = False,
 ) -> Plan | None:
     """The fastest plan of the sweep, or `best` where none is faster.
 
     The first budget has no limit. Each following one is the geometric mean of the last peak and the true budget.
     Where a budget fits nothing, the next lies halfway back to the last peak.
     refined: the plan of a sharding under the true budget.
-    exactly: as for `solve_chain`.
-    to_the_end: the last budget is the true one.
+    exactly: as for `solve_chain`; and the last budget is the true one.
+    first: the first plan that fits is enough.
     """
     room = peak = ANY_BYTES
     skipped = False
@@ -53,7 +54,7 @@ def sweep_budgets(
         if plan is not None and plan.predicted.step_s < incumbent_s:
             best = plan
         near = peak <= ROUGH * budget_bytes
-        if skipped or room == budget_bytes or (near and not to_the_end):
+        if (first and best) or skipped or room == budget_bytes or (near and not exactly):
             break
         room = budget_bytes if near else isqrt(peak * budget_bytes)
     return best
