@@ -1,9 +1,10 @@
-"""The fastest pipeline: stages of any sizes, their submeshes and shardings, micro-batches, schedule, recomputation.
+"""Branch and bound over pipelines: stages of any sizes, their submeshes and shardings, schedule, recomputation.
 
-For a number of micro-batches every submesh offers chains (`sharded_chains`); ranges of them are the rows of the stage
-programme (`table`, `planner.stages`), whose best few pipelines are simulated with their devices placed. Winners are
-written as Plans, made to fit on traced pairs, and simulated from the plan alone (`fit`).
-Numbers of micro-batches are tried four times apart, then next to the best.
+A node is a micro-batch count. It is pruned where the relaxation of all its pipelines (`relaxation`) is not below the
+incumbent, or where the fastest chains of all submeshes are not, with unlimited memory. Otherwise every submesh offers
+chains (`sharded_chains`), whose ranges are the rows of the stage programme (`table`, `planner.stages`). The best few
+pipelines are simulated with their devices placed. The fastest becomes a Plan, recomputes on traced pairs until it fits,
+and is simulated from the plan alone (`fit`): that is the incumbent.
 """
 
 from __future__ import annotations
@@ -50,18 +51,18 @@ from meshwright.price.parameter import Setting
 from meshwright.simulate import Transfer
 
 SCHEDULES = ("1f1b", "zero-bubble", "interleaved")
-"""Searched for; what is found is then tried under a schedule of its own."""
+"""Of the stage programme. The incumbent is then tried under a searched schedule (`reschedule`)."""
 
 FIXED_IN_STAGES = ("full", "selective")
 """Methods of activation checkpointing by which every segment of a pipeline keeps the same kind of values."""
 
 SAMPLES = 4
-"""The first micro-batch that is tried has so many for each host of the smallest stage; or so many that there are
-MOST_UNITS micro-batches for each device, if that is more: even more hardly fill a pipeline better."""
+"""Samples of the first micro-batch that is tried, for each host of the smallest stage. It has more where there would be
+over MOST_UNITS micro-batches for each device, since more hardly fill a pipeline better."""
 
 GROUPS = 192
-"""Programs of more segments are cut only between so many groups of them, or a few more: as many for each stage that was
-asked for."""
+"""Programs of more segments are cut only between so many groups of them, rounded up to a multiple of the stages that
+are pinned."""
 
 
 def has_pipelines(program: Program, cluster: Cluster, pins: PipelinePins) -> bool:
@@ -336,8 +337,8 @@ class PipelineSearch:
         return self.models[index, count]
 
     def _is_hopeless(self, count: int) -> bool:
-        """Whether no pipeline of the fastest chains of all submeshes is faster than what is known, however much memory
-        it takes. Chains that save memory are then not looked for."""
+        """Whether no pipeline of the fastest chains of all submeshes beats the incumbent, with unlimited memory. Chains
+        that save memory are then not made."""
         if self.incumbent_s == inf or self.best or self.pins.pipeline or len(self.program.segments) > GROUPS:
             return False
         found = [sharded for index in self._tried(count) for _, _, sharded in self._first(index, count)]
@@ -361,8 +362,8 @@ class PipelineSearch:
         return True
 
     def _tried(self, count: int) -> list[int]:
-        """All meshes at first; then those that were worth keeping. On very many devices those that have samples for
-        their hosts."""
+        """Places of the submeshes to try: all at first, then those of the chains that were kept. On very many devices
+        those whose outer axis divides the samples."""
         if self.cluster.device_count > MOST_UNITS and not self.pins.rest:
             samples = self.program.batch // count
             return [i for i, mesh in enumerate(self.meshes) if samples % mesh.mesh.sizes[0] == 0]
@@ -377,7 +378,7 @@ class PipelineSearch:
         )
 
     def _problem(self, meshes: tuple[MeshClass, ...], cuts: tuple[int, ...], microbatches: int) -> StageProblem:
-        """What the pins allow; the rows of the stage programme are made apart."""
+        """The StageProblem that the pins allow, without rows."""
         names = self.cluster.device_names()
         return StageProblem(
             segments=len(self.program.segments),
@@ -407,7 +408,7 @@ class PipelineSearch:
         return tuple(found)
 
     def _reorders(self) -> bool:
-        """Whether what is found is tried under a schedule of its own: on very many devices only if asked for."""
+        """Whether incumbents are tried under a searched schedule: on very many devices only if that is pinned."""
         few = self.cluster.device_count <= MOST_UNITS
         named = self.pins.schedule is not None or self.pins.runs is not None
         return self.pins.schedule == "searched" or (not named and few)
@@ -419,7 +420,7 @@ class PipelineSearch:
         return SCHEDULES if pinned in (None, "searched") else (pinned,)
 
     def _fit_step_s(self, runs: tuple[PlacedRun, ...], schedule: str, microbatches: int) -> float:
-        """The step of these stages as a plan; infinite where no recomputation makes them fit."""
+        """The step of a pipeline as a plan; infinite where no recomputation makes it fit."""
         made = self._made(runs, schedule, microbatches)
         if made is not None and self.pins.schedule == "searched":
             made = reordered(made, self.program, self._budgets(made))
@@ -442,7 +443,7 @@ class PipelineSearch:
             self.log.incumbent(node, made.predicted.step_s)
 
     def reorder(self) -> None:
-        """The best, and what may be better so, under a schedule of its own, if any was left to choose."""
+        """Tries the incumbent and the promising pipelines under a searched schedule, unless a schedule is pinned."""
         if self.best is None or self.pins.schedule is not None or not self._reorders():
             return
         made = (self._made(*one) for one in self.promising)

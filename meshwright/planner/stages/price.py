@@ -9,19 +9,17 @@ from itertools import pairwise
 from meshwright.caches import CACHES
 from meshwright.planner.effort import FEW
 from meshwright.planner.stages.problem import PlacedRun, StageProblem
-from meshwright.schedule import ORDERS, Durations, Lists, Pipeline, Run, lists, searched
+from meshwright.schedule import ORDERS, Lists, Pipeline, Run, lists
 from meshwright.schedule.messages import Messages, read_messages
 from meshwright.schedule.orders import SPLIT
 from meshwright.simulate import Costs, SegmentCost, Timeline, Transfer, simulate
-
-Played = tuple[Lists, Messages]
 
 
 def price_pipeline(
     problem: StageProblem, runs: Sequence[PlacedRun], schedule: str, microbatches: int
 ) -> Timeline | None:
     """The simulated step, or None where it does not fit the memory. Long steps are extrapolated from shorter ones."""
-    costs = _costs(problem, runs, schedule, microbatches)
+    costs = pipeline_costs(problem, runs, schedule, microbatches)
     stages = 1 + max(run.stage for run in runs)
     short, period = FEW * stages, stages
     if microbatches <= short + period:
@@ -37,7 +35,10 @@ def price_pipeline(
 
 
 def _play(problem: StageProblem, runs: Sequence[PlacedRun], costs: Costs, schedule: str, microbatches: int) -> Timeline:
-    played, messages = _lists(problem, runs, costs, schedule, microbatches)
+    gathered = frozenset(i for i, run in enumerate(runs) if run.point.cost.gather_params_s)
+    restored = frozenset(i for i, cost in enumerate(costs.segments) if cost.restored_bytes)
+    stages = tuple(run.stage for run in runs)
+    played, messages = _lists(stages, gathered, restored, schedule, microbatches)
     return simulate(played, costs, spans=False, messages=messages)
 
 
@@ -56,61 +57,17 @@ def _longer(less: Timeline, more: Timeline, times: int) -> Timeline:
     return replace(more, step_s=more.step_s + times * (more.step_s - less.step_s), stages=stages)
 
 
-def _lists(problem: StageProblem, runs: Sequence[PlacedRun], costs: Costs, schedule: str, microbatches: int) -> Played:
-    gathered = frozenset(i for i, run in enumerate(runs) if run.point.cost.gather_params_s)
-    restored = frozenset(i for i, cost in enumerate(costs.segments) if cost.restored_bytes)
-    stages = tuple(run.stage for run in runs)
-    if schedule != "searched":
-        return _lists_by_name(stages, gathered, restored, schedule, microbatches)
-    made = _pipeline(stages, gathered, restored, microbatches)
-    transfers = {key[0]: transfer.seconds + transfer.latency_s for key, transfer in costs.transfers.items()}
-    durations = Durations(
-        tuple(run.point.cost.forward_s for run in runs),
-        tuple(run.point.cost.backward_input_s for run in runs),
-        tuple(run.point.cost.backward_weight_s for run in runs),
-        {(i, i + 1): seconds for i, seconds in transfers.items()},
-    )
-    found = lists(made, searched(made, durations, room(problem, runs, costs, microbatches)))
-    return found, read_messages(found)
-
-
-def _pipeline(
-    stages: tuple[int, ...], gathered: frozenset[int], restored: frozenset[int], microbatches: int
-) -> Pipeline:
-    runs = tuple(Run(i, i + 1, stage) for i, stage in enumerate(stages))
-    return Pipeline(runs, microbatches, gathered=gathered, recomputed=restored)
-
-
 @CACHES.memoized(maxsize=64)
-def _lists_by_name(
+def _lists(
     stages: tuple[int, ...], gathered: frozenset[int], restored: frozenset[int], schedule: str, microbatches: int
-) -> Played:
-    made = _pipeline(stages, gathered, restored, microbatches)
+) -> tuple[Lists, Messages]:
+    runs = tuple(Run(i, i + 1, stage) for i, stage in enumerate(stages))
+    made = Pipeline(runs, microbatches, gathered=gathered, recomputed=restored)
     found = lists(made, ORDERS[schedule](made))
     return found, read_messages(found)
 
 
-def room(problem: StageProblem, runs: Sequence[PlacedRun], costs: Costs, microbatches: int) -> list[int]:
-    """Runs of micro-batches that each stage has memory for, besides its largest transient and its buffers."""
-    found = []
-    for stage in range(1 + max(run.stage for run in runs)):
-        own = [(i, run) for i, run in enumerate(runs) if run.stage == stage]
-        limit = problem.meshes[own[0][1].mesh].memory_bytes
-        points = [run.point.cost for _, run in own]
-        fixed = sum(cost.static_bytes for cost in points)
-        fixed += max(max(cost.forward_transient_bytes, cost.backward_transient_bytes) for cost in points)
-        for (_, source, target), transfer in costs.transfers.items():
-            many = microbatches if transfer.kept else 2
-            fixed += (
-                many * transfer.sent_bytes if source == stage else 2 * transfer.received_bytes if target == stage else 0
-            )
-        each = max(cost.resident_bytes for cost in points)
-        most = microbatches * len(own)
-        found.append(max(len(own), min(most, (limit - fixed) // each) if each else most))
-    return found
-
-
-def _costs(problem: StageProblem, runs: Sequence[PlacedRun], schedule: str, microbatches: int) -> Costs:
+def pipeline_costs(problem: StageProblem, runs: Sequence[PlacedRun], schedule: str, microbatches: int) -> Costs:
     transfers: dict[tuple[int, int, int], Transfer] = {}
     placed = problem.placed(runs, microbatches) if problem.placed else None
     for i, (run, after) in enumerate(pairwise(runs)):

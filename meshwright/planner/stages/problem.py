@@ -117,9 +117,9 @@ class StageProblem:
         for mesh in self.meshes:
             if len(mesh.devices) != len(self.devices) or not any(mesh.devices):
                 raise PlanError(f"mesh {mesh.name} takes {mesh.devices}", f"devices of {len(self.devices)} types")
-        unknown = [name for name in self.schedules if name not in (*ORDERS, "searched")]
+        unknown = [name for name in self.schedules if name not in ORDERS]
         if unknown or not self.schedules:
-            raise PlanError(f"schedules {list(self.schedules)}", f"some of {', '.join(ORDERS)}, searched")
+            raise PlanError(f"schedules {list(self.schedules)}", f"some of {', '.join(ORDERS)}")
         if not self.microbatches or min(self.microbatches) < 1:
             raise PlanError(f"micro-batches {list(self.microbatches)}", "numbers from 1 on")
 
