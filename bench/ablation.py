@@ -50,6 +50,7 @@ OTHERS = {
     "planner.progress.AFTER_S": "when a line is printed",
     "planner.progress.EVERY_S": "when a line is printed",
     "planner.request.MOST_DEVICES": "more are refused",
+    "planner.stages.problem.FREE": "messages that take nothing",
     "planner.stages.bound.ROUGHLY": "rounding of sums",
     "planner.stages.bound.ROUNDING": "rounding of sums",
 }

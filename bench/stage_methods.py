@@ -14,7 +14,7 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -22,6 +22,7 @@ from statistics import median
 from typing import Any
 from unittest.mock import patch
 
+from stage_rows import ListedProblem, solve
 from stage_searchers import METHODS as SEARCHERS
 from stage_searchers import propose
 
@@ -30,7 +31,7 @@ from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
 from meshwright.models.reference import parse_reference
 from meshwright.planner.plan import make_plan
-from meshwright.planner.stages.problem import Crossing, MeshClass, StagePoint, StageProblem, StageSolution
+from meshwright.planner.stages.problem import Crossing, MeshClass, StagePoint
 from meshwright.planner.stages.search import solve_stages
 from meshwright.simulate import SegmentCost, Transfer
 
@@ -39,15 +40,13 @@ BUDGET = 24
 METHODS = ("auto", *SEARCHERS)
 """`auto`: the dynamic programme."""
 
-Solve = Callable[..., StageSolution | None]
+
+def proposals(method: str, seed: int = 0) -> dict[str, Any]:
+    """What `solve_stages` takes to simulate the pipelines of a method."""
+    return {} if method == "auto" else {"propose": partial(propose, method, seed=seed)}
 
 
-def solver(method: str, seed: int = 0) -> Solve:
-    """`solve_stages` with the pipelines of a method."""
-    return partial(solve_stages, propose=partial(propose, method, seed=seed)) if method != "auto" else solve_stages
-
-
-def instance(seed: int) -> StageProblem:
+def instance(seed: int) -> ListedProblem:
     dice = random.Random(seed)
     segments, types = dice.randint(8, 16), dice.choice((1, 1, 2))
     speed = [dice.uniform(0.6, 1.6) for _ in range(types)]
@@ -81,7 +80,8 @@ def instance(seed: int) -> StageProblem:
         seconds = wire[source, target] * (1 + 0.1 * (end % 3)) / count
         return Crossing(Transfer(seconds, 0.0, 1, 1), Transfer(seconds, 0.0, 1, 1))
 
-    return StageProblem(segments, meshes, devices, points, crossing, (4, 16), ("1f1b", "zero-bubble"))
+    schedules = "1f1b", "zero-bubble"
+    return ListedProblem(segments, meshes, devices, (4, 16), schedules, points=points, crossing=crossing)
 
 
 def random_rows(count: int) -> list[dict[str, Any]]:
@@ -93,7 +93,7 @@ def random_rows(count: int) -> list[dict[str, Any]]:
         for method in METHODS:
             begun_s = time.process_time()
             try:
-                answer = solver(method, seed)(problem, BUDGET)
+                answer = solve(problem, BUDGET, **proposals(method, seed))
             except PlanError:
                 answer = None
             cpu[method].append(time.process_time() - begun_s)
@@ -129,7 +129,7 @@ def model_rows(model: str, cluster: str, batch: int) -> list[dict[str, Any]]:
     print(f"{model} on {cluster}, batch {batch}: pipelines alone")
     for method in METHODS:
         begun_s = time.process_time()
-        with patch("meshwright.planner.pipeline.search.solve_stages", solver(method)):
+        with patch("meshwright.planner.pipeline.search.solve_stages", partial(solve_stages, **proposals(method))):
             plan = make_plan(program, load_cluster(cluster), precision="mixed", pins=("schedule=1f1b",))
         rows.append({"method": method, "step_s": plan.predicted.step_s, "cpu_s": time.process_time() - begun_s})
         sizes = "+".join(str(group[0].mesh.world_size) for group in plan.groups)

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.stages.search import solve_stages
-
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 from stage_methods import instance
+from stage_rows import solve
 from stage_searchers import METHODS, propose
 
 
@@ -19,8 +18,8 @@ from stage_searchers import METHODS, propose
 def test_a_searcher_finds_what_can_run(method: str) -> None:
     for seed in (2, 5):
         problem = instance(seed)
-        best = solve_stages(problem, budget=24)
-        found = solve_stages(problem, budget=24, propose=partial(propose, method))
+        best = solve(problem, budget=24)
+        found = solve(problem, budget=24, propose=partial(propose, method))
         assert best is not None
         assert found is not None
         assert best.bound_s * (1 - 1e-9) <= found.step_s <= 1.5 * best.step_s

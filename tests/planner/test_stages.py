@@ -1,26 +1,29 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from itertools import combinations, islice, pairwise, product
+from pathlib import Path
 
 import pytest
 
 from meshwright.errors import PlanError
 from meshwright.planner.stages.bound import Bound, kept_numbers
 from meshwright.planner.stages.interleaved import Interleaved, interleavings
-from meshwright.planner.stages.options import options
 from meshwright.planner.stages.price import pipeline_costs, price_pipeline
-from meshwright.planner.stages.problem import Crossing, MeshClass, PlacedRun, StagePoint, StageProblem
-from meshwright.planner.stages.search import solve_stages
+from meshwright.planner.stages.problem import Crossing, MeshClass, PlacedRun, StagePoint
 from meshwright.schedule import Durations, Pipeline, Run, lists, searched
 from meshwright.simulate import SegmentCost, Timeline, Transfer, simulate
+
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+from stage_rows import ListedProblem, listed_rows, solve
 
 SCHEDULES = ("1f1b", "gpipe", "zero-bubble")
 
 
-def random_problem(seed: int) -> StageProblem:
+def random_problem(seed: int) -> ListedProblem:
     """Three or four segments, one or two device types, two submesh sizes, two points, and costs that differ."""
     dice = random.Random(seed)
     segments = dice.choice((2, 3, 3, 3)) if seed < 300 else 4
@@ -67,18 +70,18 @@ def random_problem(seed: int) -> StageProblem:
         seconds = wire[source, target, leave == enter] * (1 + 0.2 * end) / microbatches
         return Crossing(Transfer(seconds, 0.01, 2, 3), Transfer(seconds, 0.0, 1, 1))
 
-    return StageProblem(
+    return ListedProblem(
         segments,
         meshes,
         tuple(dice.randint(1, 3) for _ in range(types)),
-        lambda first, end, mesh, _: points[first, end, mesh],
-        crossing,
+        points=lambda first, end, mesh, _: points[first, end, mesh],
+        crossing=crossing,
         microbatches=(dice.randint(1, 2), dice.randint(3, 5)),
         schedules=tuple(dice.sample(SCHEDULES, 2)),
     )
 
 
-def every_pipeline(problem: StageProblem) -> Iterator[tuple[PlacedRun, ...]]:
+def every_pipeline(problem: ListedProblem) -> Iterator[tuple[PlacedRun, ...]]:
     """All partitions, all submeshes that the devices are enough for, all points; no bound, no dynamic programming."""
 
     def extend(
@@ -99,7 +102,7 @@ def every_pipeline(problem: StageProblem) -> Iterator[tuple[PlacedRun, ...]]:
     yield from extend(0, problem.devices, (), problem.microbatches[0])
 
 
-def brute_force(problem: StageProblem) -> float:
+def brute_force(problem: ListedProblem) -> float:
     best_s = float("inf")
     for runs in every_pipeline(problem):
         for schedule in problem.schedules:
@@ -117,9 +120,9 @@ def test_brute_force_by_the_simulator_finds_nothing_better(block: int) -> None:
         expected = brute_force(problem)
         if expected == float("inf"):
             with pytest.raises(PlanError, match="no pipeline"):
-                solve_stages(problem, budget=10**9)
+                solve(problem, budget=10**9)
             continue
-        found = solve_stages(problem, budget=10**9)
+        found = solve(problem, budget=10**9)
         assert found is not None
         assert found.step_s == pytest.approx(expected, rel=1e-9), seed
         assert found.proven
@@ -131,7 +134,7 @@ def test_numbers_of_stages_that_memory_leaves_are_the_same_from_both_ends() -> N
     some = 0
     for problem in map(random_problem, range(60)):
         for count in problem.microbatches:
-            rows = options(problem, count)
+            rows = listed_rows(problem, count)
             if rows is None:
                 continue
             bound = Bound(problem, rows, "zero-bubble", count)
@@ -151,18 +154,14 @@ def test_brute_force_on_four_segments(block: int) -> None:
         problem = random_problem(seed)
         expected = brute_force(problem)
         if expected < float("inf"):
-            found = solve_stages(problem, budget=10**9)
+            found = solve(problem, budget=10**9)
             assert found is not None
             assert found.step_s == pytest.approx(expected, rel=1e-9), seed
 
 
-def free(*_: object) -> Crossing:
-    return Crossing(Transfer(0.0), Transfer(0.0))
-
-
 def simple(
     segments: int, devices: tuple[int, ...], speeds: tuple[float, ...], microbatches: tuple[int, ...], **options: object
-) -> StageProblem:
+) -> ListedProblem:
     """One device a stage, devices that differ in speed, a second of work for each segment and micro-batch of 16."""
     types = range(len(speeds))
     meshes = tuple(MeshClass(f"type {i}", tuple(int(i == j) for j in types), 10**9) for i in types)
@@ -173,11 +172,11 @@ def simple(
             StagePoint(SegmentCost(seconds, seconds, seconds, static_bytes=end - first, resident_bytes=end - first))
         ]
 
-    return StageProblem(segments, meshes, devices, points, free, microbatches, **options)  # type: ignore[arg-type]
+    return ListedProblem(segments, meshes, devices, microbatches, points=points, **options)  # type: ignore[arg-type]
 
 
 def test_equal_stages_meet_the_bound() -> None:
-    found = solve_stages(simple(12, (4,), (1.0,), (16,)))
+    found = solve(simple(12, (4,), (1.0,), (16,)))
     assert found is not None
     assert [run.end - run.first for run in found.runs] == [3, 3, 3, 3]
     assert found.step_s == pytest.approx(3 * (16 + 3))
@@ -187,21 +186,26 @@ def test_equal_stages_meet_the_bound() -> None:
 
 def test_load_is_balanced_by_speed() -> None:
     """Two devices of which one is three times as fast: it gets three times the segments, or nearly."""
-    found = solve_stages(simple(16, (1, 1), (3.0, 1.0), (64,)))
+    found = solve(simple(16, (1, 1), (3.0, 1.0), (64,)))
     assert found is not None
     shares = {run.mesh: run.end - run.first for run in found.runs}
     assert shares == {0: 12, 1: 4}
 
 
 def test_more_micro_batches_win_until_handing_over_costs_more() -> None:
-    few = solve_stages(simple(4, (4,), (1.0,), (1, 2, 4, 8, 16, 32)))
+    few = solve(simple(4, (4,), (1.0,), (1, 2, 4, 8, 16, 32)))
     assert few is not None
     assert few.microbatches == 32
     problem = simple(4, (4,), (1.0,), (1, 2, 4, 8, 16, 32))
-    slow = StageProblem(
-        4, problem.meshes, (4,), problem.points, lambda *_: Crossing(Transfer(2.0), Transfer(2.0)), problem.microbatches
+    slow = ListedProblem(
+        4,
+        problem.meshes,
+        (4,),
+        problem.microbatches,
+        points=problem.points,
+        crossing=lambda *_: Crossing(Transfer(2.0), Transfer(2.0)),
     )
-    found = solve_stages(slow)
+    found = solve(slow)
     assert found is not None
     assert found.microbatches < 32
 
@@ -213,15 +217,15 @@ def test_the_last_stages_keep_what_the_first_recompute() -> None:
         again = SegmentCost(n, 1.9 * n, n, static_bytes=10 * n, resident_bytes=1 * n)
         return [StagePoint(keep, choice="keep"), StagePoint(again, choice="again")]
 
-    problem = StageProblem(4, (MeshClass("one", (1,), 35),), (4,), points, free, (8,))
-    found = solve_stages(problem)
+    problem = ListedProblem(4, (MeshClass("one", (1,), 35),), (4,), (8,), points=points)
+    found = solve(problem)
     assert found is not None
     assert [run.point.choice for run in found.runs] == ["again", "again", "keep", "keep"]
     assert found.timeline.peak_bytes <= 35
 
 
 def test_interleaving_is_chosen_where_it_wins() -> None:
-    found = solve_stages(simple(16, (4,), (1.0,), (4,), schedules=("1f1b", "interleaved"), interleave=(2, 4)))
+    found = solve(simple(16, (4,), (1.0,), (4,), schedules=("1f1b", "interleaved"), interleave=(2, 4)))
     assert found is not None
     assert found.schedule == "interleaved"
     assert len(found.runs) == 16
@@ -236,18 +240,18 @@ def test_equal_stages_of_another_size_are_hopeful() -> None:
         seconds = (end - first) / (1.0, 1.9)[mesh] * 16 / count / 3
         return [StagePoint(SegmentCost(seconds, seconds, seconds, resident_bytes=end - first))]
 
-    problem = StageProblem(12, meshes, (4,), points, free, (16,), later=("searched",))
-    found = solve_stages(problem)
+    problem = ListedProblem(12, meshes, (4,), (16,), points=points, later=("searched",))
+    found = solve(problem)
     assert found is not None
     sizes = {len(runs) for runs, _, _ in found.promising}
     assert sizes == {2, 4} - {len(found.runs)}
     for runs, schedule, count in found.promising:
         assert (schedule, count) == ("1f1b", 16)
         assert len({run.mesh for run in runs}) == 1
-    assert not solve_stages(replace(problem, later=())).promising  # type: ignore[union-attr]
+    assert not solve(replace(problem, later=())).promising  # type: ignore[union-attr]
 
 
-def every_interleaving(problem: StageProblem, stages: int, rounds: int) -> Iterator[tuple[PlacedRun, ...]]:
+def every_interleaving(problem: ListedProblem, stages: int, rounds: int) -> Iterator[tuple[PlacedRun, ...]]:
     """All ways to deal a chain out to equal submeshes, so many runs to each."""
     for mesh, made in enumerate(problem.meshes):
         if any(stages * want > have for have, want in zip(problem.devices, made.devices, strict=True)):
@@ -262,9 +266,9 @@ def every_interleaving(problem: StageProblem, stages: int, rounds: int) -> Itera
                 )
 
 
-def least_dealt_s(problem: StageProblem, count: int) -> float:
+def least_dealt_s(problem: ListedProblem, count: int) -> float:
     """The least bound of two stages with two runs each."""
-    rows = options(problem, count)
+    rows = listed_rows(problem, count)
     assert rows is not None
     made = [Interleaved(problem, rows, count, mesh, 2, 2) for mesh, *shape in interleavings(problem) if shape == [2, 2]]
     for one in made:
@@ -275,7 +279,7 @@ def least_dealt_s(problem: StageProblem, count: int) -> float:
     return min((one.least_s() for one in made), default=float("inf"))
 
 
-def price_searched(problem: StageProblem, runs: tuple[PlacedRun, ...], count: int) -> Timeline | None:
+def price_searched(problem: ListedProblem, runs: tuple[PlacedRun, ...], count: int) -> Timeline | None:
     """The pipeline under a schedule of its own; None where it does not fit the memory."""
     costs = pipeline_costs(problem, runs, "searched", count)
     gathered = frozenset(i for i, run in enumerate(runs) if run.point.cost.gather_params_s)
@@ -302,7 +306,7 @@ def test_nothing_interleaved_or_searched_is_below_the_bound(seed: int, count: in
     made = random_problem(seed)
     problem = replace(made, schedules=("1f1b", "interleaved"), later=("searched",), microbatches=(count,))
     try:
-        found = solve_stages(problem, budget=40)
+        found = solve(problem, budget=40)
     except PlanError:
         return
     assert found is not None
@@ -331,11 +335,11 @@ def test_many_segments_on_many_devices() -> None:
             for more, held in both
         ]
 
-    problem = StageProblem(
-        128, meshes, (16384,), points, lambda *_: Crossing(Transfer(1e-3), Transfer(1e-3)), (64, 256),
+    problem = ListedProblem(
+        128, meshes, (16384,), (64, 256), points=points, crossing=lambda *_: Crossing(Transfer(1e-3), Transfer(1e-3)),
         cuts=tuple(range(0, 129, 4)),
     )  # fmt: skip
-    found = solve_stages(problem, budget=40)
+    found = solve(problem, budget=40)
     assert found is not None
     assert sum(sizes[run.mesh] for run in found.runs) == 16384
     assert found.gap < 0.05
@@ -343,15 +347,15 @@ def test_many_segments_on_many_devices() -> None:
 
 def test_nothing_faster_than_what_is_known() -> None:
     problem = simple(4, (2,), (1.0,), (4,))
-    found = solve_stages(problem)
+    found = solve(problem)
     assert found is not None
-    assert solve_stages(problem, incumbent_s=found.step_s * 0.99) is None
+    assert solve(problem, incumbent_s=found.step_s * 0.99) is None
 
 
 def test_what_makes_no_problem_is_refused() -> None:
     with pytest.raises(PlanError, match="schedules"):
-        solve_stages(simple(2, (1,), (1.0,), (1,), schedules=("best",)))
+        solve(simple(2, (1,), (1.0,), (1,), schedules=("best",)))
     with pytest.raises(PlanError, match="cuts"):
-        solve_stages(simple(2, (1,), (1.0,), (1,), cuts=(0, 1)))
+        solve(simple(2, (1,), (1.0,), (1,), cuts=(0, 1)))
     with pytest.raises(PlanError, match="micro-batches"):
-        solve_stages(simple(2, (1,), (1.0,), ()))
+        solve(simple(2, (1,), (1.0,), ()))

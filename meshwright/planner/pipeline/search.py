@@ -44,11 +44,10 @@ from meshwright.planner.pipeline.table import Table
 from meshwright.planner.search_log import SearchRecorder
 from meshwright.planner.sharding.model import ShardingModel
 from meshwright.planner.stages.options import StageOptions
-from meshwright.planner.stages.problem import Crossing, MeshClass, Pipelined, PlacedRun, StageProblem, StageSolution
+from meshwright.planner.stages.problem import MeshClass, Pipelined, PlacedRun, StageProblem, StageSolution
 from meshwright.planner.stages.search import FIRST, SIMULATIONS, any_within, solve_stages
 from meshwright.predict import predicted
 from meshwright.price.parameter import Setting
-from meshwright.simulate import Transfer
 
 SCHEDULES = ("1f1b", "zero-bubble", "interleaved")
 """Of the stage programme. The incumbent is then tried under a searched schedule (`reschedule`)."""
@@ -290,7 +289,7 @@ class PipelineSearch:
         budget = SIMULATIONS if table.total <= MOST_UNITS else FIRST
         interleaved = table.options(limit_s, interleaved=True) if "interleaved" in problem.schedules else None
         try:
-            return solve_stages(problem, budget, limit_s, {count: made}, {count: interleaved})
+            return solve_stages(problem, {count: made}, budget, limit_s, {count: interleaved})
         except PlanError:
             return None  # too little memory for any
 
@@ -385,8 +384,6 @@ class PipelineSearch:
             cuts=cuts,
             meshes=meshes,
             devices=tuple(names.count(device.name) for device in self.cluster.devices),
-            points=lambda *_: (),
-            crossing=lambda *_: Crossing(Transfer(0.0), Transfer(0.0)),
             microbatches=(microbatches,),
             schedules=self._schedules(),
             later=("searched",) if self._reorders() else (),

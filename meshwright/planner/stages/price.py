@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from meshwright.caches import CACHES
 from meshwright.planner.effort import FEW
-from meshwright.planner.stages.problem import PlacedRun, StageProblem
+from meshwright.planner.stages.problem import FREE, PlacedRun, StageProblem
 from meshwright.schedule import ORDERS, Lists, Pipeline, Run, lists
 from meshwright.schedule.messages import Messages, read_messages
 from meshwright.schedule.orders import SPLIT
@@ -72,10 +72,7 @@ def pipeline_costs(problem: StageProblem, runs: Sequence[PlacedRun], schedule: s
     placed = problem.placed(runs, microbatches) if problem.placed else None
     for i, (run, after) in enumerate(pairwise(runs)):
         if run.stage != after.stage:
-            found = placed[i] if placed is not None else None
-            if found is None:
-                ends = (run.mesh, run.point.leave, after.mesh, after.point.enter)
-                found = problem.crossing(run.end, *ends, microbatches)
+            found = (placed[i] if placed is not None else None) or FREE
             transfers[i, run.stage, after.stage] = found.forward
             transfers[i, after.stage, run.stage] = found.backward
     ranks = {run.stage: problem.meshes[run.mesh].ranks for run in runs}

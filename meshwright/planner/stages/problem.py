@@ -53,11 +53,7 @@ class Crossing:
         return sum(transfer.seconds + transfer.latency_s for transfer in (self.forward, self.backward))
 
 
-Points = Callable[[int, int, int, int], Sequence[StagePoint]]
-"""(first, end, mesh class, micro-batches) -> ways to run these segments there."""
-
-Crossings = Callable[[int, int, Hashable, int, Hashable, int], Crossing]
-"""(end of the first stage, its mesh class and layout, those of the second, micro-batches) -> Crossing."""
+FREE = Crossing(Transfer(0.0), Transfer(0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +63,6 @@ class StageProblem:
     segments: of the chain.
     meshes: classes of submeshes.
     devices: number of each type.
-    points: ways to run a range; unused where the caller makes the StageOptions.
-    crossing: messages between two stages, likewise.
     microbatches: numbers to try.
     schedules: names to try.
     later: schedules that the caller tries on the solution; here they count in the bound alone.
@@ -78,14 +72,12 @@ class StageProblem:
     cuts: where a stage may begin or end, 0 and `segments` included; anywhere unless given.
     interleave: numbers of runs that a stage may have under `interleaved`.
     overlap: as in `Costs`.
-    placed: messages between consecutive runs once all stages have devices; None falls back to `crossing`.
+    placed: messages between consecutive runs once all stages have devices; where it has none they are free.
     """
 
     segments: int
     meshes: tuple[MeshClass, ...]
     devices: tuple[int, ...]
-    points: Points
-    crossing: Crossings
     microbatches: tuple[int, ...]
     schedules: tuple[str, ...] = ("1f1b",)
     later: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ from meshwright.errors import PlanError, counted
 from meshwright.planner.effort import CLOSE, EFFORTS
 from meshwright.planner.stages.bound import Bound
 from meshwright.planner.stages.interleaved import Interleaved, interleavings
-from meshwright.planner.stages.options import StageOptions, options
+from meshwright.planner.stages.options import StageOptions
 from meshwright.planner.stages.price import price_pipeline
 from meshwright.planner.stages.problem import Pipelined, PlacedRun, StageProblem, StageSolution
 from meshwright.simulate import Timeline
@@ -126,23 +126,21 @@ class _Incumbent:
 
 def solve_stages(
     problem: StageProblem,
+    rows: Rows,
     budget: int = SIMULATIONS,
     incumbent_s: float = inf,
-    rows: Rows | None = None,
     interleaved: Rows | None = None,
     propose: Callable[[Bound], Iterable[tuple[PlacedRun, ...]]] | None = None,
 ) -> StageSolution | None:
     """The fastest pipeline by simulation, and a lower bound; None where none is faster than `incumbent_s`.
 
+    rows: of the stage programme.
     budget: simulations for each micro-batch count.
-    rows: of the stage programme, where they are made already.
-    interleaved: those for interleaved schedules, where they differ.
+    interleaved: rows for interleaved schedules, where they differ.
     propose: pipelines of one node to simulate in place of the dynamic programme's; they prove nothing.
     """
     problem.verify()
     search = _Incumbent(problem, budget * len(problem.microbatches), incumbent_s)
-    if rows is None:
-        rows = {count: options(problem, count) for count in problem.microbatches}
     low_s = _expand_interleaved(problem, search, interleaved or rows) if "interleaved" in problem.schedules else inf
     nodes = [
         node for schedule in problem.schedules if schedule != "interleaved" for node in _nodes(problem, rows, schedule)
