@@ -102,7 +102,7 @@ def kept_point(point: FrontierPoint, gathered: int, ways: tuple[RematPoint, ...]
     """The FrontierPoint of a segment that keeps so much. gathered: bytes of weights besides its transients."""
     return replace(
         point,
-        choice=replace(point.choice, recompute=kept.recompute, keep=kept.keep, chunks=kept.chunks),
+        choice=kept.on(point.choice),
         backward_input_s=point.backward_input_s + max(0.0, kept.seconds - ways[0].seconds),
         resident_bytes=kept.resident_bytes,
         forward_transient_bytes=kept.forward_transient_bytes + gathered,

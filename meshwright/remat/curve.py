@@ -33,6 +33,7 @@ from meshwright.cost.traced.storage import (
 from meshwright.generate.cut import Cut, cut, read_by_backward
 from meshwright.generate.joint import Joint, label
 from meshwright.generate.split import weight_half
+from meshwright.plan import Choice
 from meshwright.remat.recompute import PICO, Answer, Recomputation, Rerun, Storage, fastest, frontier
 
 
@@ -78,6 +79,10 @@ class RematPoint:
     @property
     def seconds(self) -> float:
         return self.forward_s + self.backward_s
+
+    def on(self, choice: Choice) -> Choice:
+        """The choice of a segment that runs in this way."""
+        return replace(choice, recompute=self.recompute, keep=self.keep, chunks=self.chunks, offload=self.offload)
 
 
 def kept_curve(joint: Joint, costs: NodeCosts, held: Collection[str] = ()) -> tuple[RematPoint, ...]:

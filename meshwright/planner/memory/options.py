@@ -92,9 +92,7 @@ class RematOptions:
         more_host_s = point.forward_host_s * (more_s / point.forward_s if point.forward_s else 0.0)
         return replace(
             point,
-            choice=replace(
-                point.choice, recompute=kept.recompute, keep=kept.keep, chunks=kept.chunks, offload=kept.offload
-            ),
+            choice=kept.on(point.choice),
             backward_input_s=point.backward_input_s + more_s,
             backward_host_s=point.backward_host_s + more_host_s,
             grad_buckets=1 if kept.chunks > 1 or self.curves.fused else point.grad_buckets,

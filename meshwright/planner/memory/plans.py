@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Mesh
@@ -18,15 +17,7 @@ from meshwright.remat.curve import RematPoint
 
 def with_kept(plan: Plan, picked: Sequence[RematPoint]) -> Plan:
     """The plan with the point of each instance; its prediction is not updated."""
-    return with_choices(
-        plan,
-        [
-            replace(
-                plan.choice(index), recompute=kept.recompute, keep=kept.keep, chunks=kept.chunks, offload=kept.offload
-            )
-            for index, kept in enumerate(picked)
-        ],
-    )
+    return with_choices(plan, [kept.on(plan.choice(index)) for index, kept in enumerate(picked)])
 
 
 PLAIN = Setting()

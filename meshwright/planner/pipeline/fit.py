@@ -8,7 +8,7 @@ then fits is read off the simulator.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from meshwright.capture.program import Program
 from meshwright.cost.traced.nodes import NodeCosts
@@ -82,7 +82,7 @@ def checkpointed(plan: Plan, program: Program, budgets: list[int], method: str) 
             if method == "selective":
                 joint = traced_for(stage.mesh.device)(sharded_segment(program, plan, index, plan.microbatch))
                 kept = selective_way(joint, NodeCosts(stage.mesh.device, plan.compile, stage.mesh))
-            choices.append(replace(plan.choice(index), recompute=kept.recompute, keep=kept.keep, chunks=1))
+            choices.append(kept.on(plan.choice(index)))
     found, _ = pipeline_predicted(with_choices(plan, choices), program)
     over = any(stage.peak_bytes > limit for stage, limit in zip(found.predicted.stages, budgets, strict=True))
     return None if over else found
@@ -130,10 +130,7 @@ def _fitted(
     best = known[key][1]
     if best is None:
         return None
-    return {
-        index: replace(plan.choice(index), recompute=kept.recompute, keep=kept.keep, chunks=kept.chunks)
-        for index, kept in zip(where, best, strict=True)
-    }
+    return {index: kept.on(plan.choice(index)) for index, kept in zip(where, best, strict=True)}
 
 
 def _within(

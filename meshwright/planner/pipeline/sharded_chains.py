@@ -230,32 +230,12 @@ def hosted(figures: Floats) -> Floats:
 
 def cost_of(figures: Sequence[float], overlaps: bool) -> SegmentCost:
     """One row of figures as a SegmentCost. overlaps: gathers and reductions overlap compute."""
-    (
-        forward_s,
-        input_s,
-        weight_s,
-        gather_params_s,
-        reduce_grads_s,
-        step_s,
-        static,
-        resident,
-        _,
-        _,
-        restored,
-        forward_transient,
-        backward_transient,
-    ) = figures
-    sizes = (round(static), round(resident), round(forward_transient), round(backward_transient))
-    seconds = (
-        forward_s,
-        input_s,
-        weight_s,
-        gather_params_s,
-        reduce_grads_s,
-        step_s,
-        gather_params_s + reduce_grads_s if overlaps else 0.0,
-    )
-    return SegmentCost(*seconds, *sizes, restored_bytes=round(restored))
+    forward_s, input_s, weight_s, gather_s, reduce_s, step_s = figures[:STATIC]
+    static, resident, forward_bytes, backward_bytes = map(round, (figures[STATIC], figures[RESIDENT], *figures[SUMS:]))
+    async_s = gather_s + reduce_s if overlaps else 0.0
+    sizes = static, resident, forward_bytes, backward_bytes
+    seconds = forward_s, input_s, weight_s, gather_s, reduce_s, step_s, async_s
+    return SegmentCost(*seconds, *sizes, restored_bytes=round(figures[RESTORED]))
 
 
 def tied_weights(program: Program) -> dict[str, tuple[int, ...]]:

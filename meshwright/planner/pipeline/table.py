@@ -87,15 +87,9 @@ def boundaries(program: Program) -> list[Boundary]:
     for cut in range(len(program.segments) + 1):
         new = program.segments[cut - 1].outputs if cut else ()
         alive = [name for name in (*alive, *new) if cut <= last.get(name, -1)]
-        columns = [made[name] for name in alive]
-        found.append(
-            Boundary(
-                tuple(alive),
-                tuple(column[0] for column in columns),
-                tuple(column[1] for column in columns),
-                tuple(column[2] for column in columns),
-            )
-        )
+        types = [made[name] for name in alive]
+        sizes, grads = tuple(size for _, size, _ in types), tuple(grad for _, _, grad in types)
+        found.append(Boundary(tuple(alive), tuple(shape for shape, _, _ in types), sizes, grads))
     return found
 
 
@@ -118,13 +112,8 @@ class Table:
         groups: int | None = None,
         layers: Sequence[int] | None = None,
     ) -> None:
-        self.program, self.meshes, self.sharded_chains, self.submesh_links, self.setting = (
-            program,
-            meshes,
-            found,
-            submesh_links,
-            setting,
-        )
+        self.program, self.meshes, self.sharded_chains = program, meshes, found
+        self.submesh_links, self.setting = submesh_links, setting
         self.total = submesh_links.cluster.device_count
         self.boundaries = boundaries(program)
         self.microbatches = setting.microbatches
