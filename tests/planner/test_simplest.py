@@ -28,14 +28,14 @@ def test_of_meshes_that_are_as_fast_the_one_of_fewer_axes_is_taken() -> None:
     program, cluster = capture(*small_model("gpt")).at_batch(8), load_cluster("local:4")
     shapes = ((2, 2), (4,))
     each = [search(candidates_on(program, [cluster.mesh(shape)], (), Setting()), 1 << 40) for shape in shapes]
-    steps = [one.met[0].chain.seconds for one in each]
+    steps = [one.equals[0].chain.seconds for one in each]
     assert steps[0] == pytest.approx(steps[1], rel=1e-9)
     for order in (shapes, shapes[::-1]):
         meshes = [cluster.mesh(shape) for shape in order]
         found = search(candidates_on(program, meshes, (), Setting()), 1 << 40)
         assert found.best is not None
         assert found.best[1].mesh.sizes == (4,)
-        assert found.best[0].seconds <= min(one.chain.seconds for one in found.met) * (1 + CLOSE)
+        assert found.best[0].seconds <= min(one.chain.seconds for one in found.equals) * (1 + CLOSE)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def feasible_jointly(
             continue
         mesh_search = MeshSearch(shardings, program, budget_bytes, assemble, float("inf"), offered)
         plan = mesh_search.fastest(bound.price) or mesh_search.otherwise()
-        work.spend(len(mesh_search.met))
+        work.spend(len(mesh_search.traced))
         if plan is not None:
             return needed_by(plan)
     return None

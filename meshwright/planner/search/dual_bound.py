@@ -126,50 +126,52 @@ def _highest(
 ) -> DualBound:
     """The maximum over the price: prices are tried outwards until they enclose it, then inside."""
     price = start or best.seconds / max(1, budget_bytes)
-    met: dict[float, float] = {}
+    values: dict[float, float] = {}
     for _ in range(RETRIES):
         if best.seconds >= incumbent_s:
             break
-        met[price] = _bound_s(shardings, price, budget_bytes)
-        if met[price] > best.seconds:
-            best = DualBound(met[price], price)
-        following = _next_price(met, best.seconds)
+        values[price] = _bound_s(shardings, price, budget_bytes)
+        if values[price] > best.seconds:
+            best = DualBound(values[price], price)
+        following = _next_price(values, best.seconds)
         if following is None:
             break
         price = following
     return best
 
 
-def _next_price(met: dict[float, float], best_s: float) -> float | None:
+def _next_price(values: dict[float, float], best_s: float) -> float | None:
     """Where a concave function with these values may be higher than `best_s` by more than CLOSE; None: nowhere."""
-    prices = sorted(met)
-    top = max(range(len(prices)), key=lambda place: met[prices[place]])
+    prices = sorted(values)
+    top = max(range(len(prices)), key=lambda place: values[prices[place]])
     if top == len(prices) - 1:  # ever further, where the last one was not far enough
         return 2 * prices[top] * (prices[top] / prices[top - 1] if top else 1.0)
-    sides = [_highest_between(met, prices, left) for left in (top - 1, top) if left >= 0 and len(prices) > 2]
+    sides = [_highest_between(values, prices, left) for left in (top - 1, top) if left >= 0 and len(prices) > 2]
     if top == 0:  # left of the lowest price it lies below the line through the two lowest
         further = 2 * (prices[1] / prices[0] if len(prices) > 2 else 1.0)
-        sides.append((met[prices[0]] - _slope(met, *prices[:2]) * prices[0], prices[0] / further))
+        sides.append((values[prices[0]] - _slope(values, *prices[:2]) * prices[0], prices[0] / further))
     most_s, price = max(sides)
     return price if most_s > best_s * (1 + CLOSE) else None
 
 
-def _highest_between(met: dict[float, float], prices: list[float], left: int) -> tuple[float, float]:
+def _highest_between(values: dict[float, float], prices: list[float], left: int) -> tuple[float, float]:
     """(how high a concave function with these values may be between a price and the next, where to ask): it lies below
     the lines through the two points before and through the two behind."""
     low, high = prices[left], prices[left + 1]
-    before = _slope(met, prices[left - 1], low) if left > 0 else None
-    behind = _slope(met, high, prices[left + 2]) if left + 2 < len(prices) else None
+    before = _slope(values, prices[left - 1], low) if left > 0 else None
+    behind = _slope(values, high, prices[left + 2]) if left + 2 < len(prices) else None
     if before is None or behind is None or before <= behind:
-        most_s = met[low] + before * (high - low) if before is not None else met[high] - (behind or 0.0) * (high - low)
+        most_s = (
+            values[low] + before * (high - low) if before is not None else values[high] - (behind or 0.0) * (high - low)
+        )
     else:
-        at = (met[high] - met[low] + before * low - behind * high) / (before - behind)
-        most_s = met[low] + before * (at - low)
+        at = (values[high] - values[low] + before * low - behind * high) / (before - behind)
+        most_s = values[low] + before * (at - low)
     return most_s, sqrt(low * high)
 
 
-def _slope(met: dict[float, float], low: float, high: float) -> float:
-    return (met[high] - met[low]) / (high - low)
+def _slope(values: dict[float, float], low: float, high: float) -> float:
+    return (values[high] - values[low]) / (high - low)
 
 
 def _bound_s(shardings: ShardingModel, price: float, budget_bytes: int) -> float:

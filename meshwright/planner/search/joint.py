@@ -54,7 +54,7 @@ def joint_search(
         return best, 0.0
     if best is None:
         state.sweep(candidates)
-        state.look_at(list(search_nodes(candidates, budget_bytes, state.incumbent_s)))
+        state.expand(list(search_nodes(candidates, budget_bytes, state.incumbent_s)))
     else:
         near = max(min(CLOSE, effort.near), simpler_within, gap)
         roomy = search(candidates, ANY_BYTES, limit_s=(1 - near) * state.incumbent_s, first=True, same=min(CLOSE, near))
@@ -63,10 +63,10 @@ def joint_search(
             state.log.pruned("all meshes, recomputing", "no plan is faster even with unlimited memory", bound_s)
             return best, bound_s
         found = list(search_nodes(candidates, budget_bytes, state.incumbent_s, state.near_s))
-        others = state.look_at(found, improving=True)  # what it finds leaves fewer nodes to sweep
-        state.look_elsewhere(others)
+        others = state.expand(found, improving=True)  # what it finds leaves fewer nodes to sweep
+        state.search_pipelines(others)
         state.sweep_open(candidates, found)
-        state.look_at(others)
+        state.expand(others)
     state.refine_probed()
     state.refine_best()
     return state.best, min(state.bounds, default=state.incumbent_s)
@@ -113,12 +113,12 @@ class _State:
         Nodes with the lowest bounds are refined first, and of each node the sharding of the smallest budget, which
         recomputes least. Their steps prune other nodes.
         """
-        met: list[tuple[Chain, ShardingModel]] = []
+        swept: list[tuple[Chain, ShardingModel]] = []
         kept = _only(candidates, self.promising(found))
-        sweep_budgets(kept, self.budget_bytes, lambda *one: met.append(one), self.best, exactly=False)
+        sweep_budgets(kept, self.budget_bytes, lambda *one: swept.append(one), self.best, exactly=False)
         for node in sorted(self.promising(found)):
-            probed = [one.met for _, other, one in self.probed if other.is_at(node.shardings())]
-            for chain, shardings in reversed(met):
+            probed = [one.traced for _, other, one in self.probed if other.is_at(node.shardings())]
+            for chain, shardings in reversed(swept):
                 known = any(is_same(chain, one.chain) for each in probed for one in each)
                 if node.is_at(shardings) and node in self.promising(found) and not known:
                     plan = self._refined(chain, shardings)
@@ -129,7 +129,7 @@ class _State:
         self._better(plan)
         return plan
 
-    def look_at(self, found: list[SearchNode], improving: bool = False) -> list[SearchNode]:
+    def expand(self, found: list[SearchNode], improving: bool = False) -> list[SearchNode]:
         """Expands nodes, best bound first.
 
         While nothing fits, a node is searched in full; with an incumbent it is probed.
@@ -154,7 +154,7 @@ class _State:
             shardings = node.shardings()
             cutoff_s = self.cutoff_s(node.candidate.axes)
             mesh_search = MeshSearch(shardings, self.program, self.budget_bytes, self.assemble, cutoff_s, offered)
-            mesh_search.most_met = self.effort.shardings
+            mesh_search.most_traced = self.effort.shardings
             incumbent_s = self.incumbent_s
             if self.best is None:
                 self._take(node, mesh_search.fastest(node.bound.price) or mesh_search.otherwise())
@@ -166,7 +166,7 @@ class _State:
             self.log.expanded(_node(node), "probed with one sharding", node.bound.seconds, found_s)
         return found
 
-    def look_elsewhere(self, left: list[SearchNode]) -> None:
+    def search_pipelines(self, left: list[SearchNode]) -> None:
         """Goes on with pipelines where no probe beats the pipeline found: a better one prunes more nodes."""
         if self.elsewhere is None or self.best is None or len(self.best.stages) == 1 or not left:
             return

@@ -69,7 +69,7 @@ class FoundChain:
 class SearchResult:
     """The fastest chains, and what the search proved.
 
-    met: the fastest chain and its equals; empty where none beats the limit.
+    equals: the fastest chain and those as fast; empty where none beats the limit.
     bound_s: lower bound on the step of all candidates.
     floors: lower bound of each candidate, by its place.
     slower: micro-batch count from which on a candidate cannot beat the incumbent.
@@ -77,7 +77,7 @@ class SearchResult:
     limit_s: slower chains were left out.
     """
 
-    met: tuple[FoundChain, ...]
+    equals: tuple[FoundChain, ...]
     bound_s: float
     floors: dict[int, float]
     slower: dict[int, int]
@@ -86,7 +86,7 @@ class SearchResult:
 
     @property
     def simplest(self) -> FoundChain | None:
-        return min(self.met, key=lambda one: one.rank, default=None)
+        return min(self.equals, key=lambda one: one.rank, default=None)
 
     @property
     def best(self) -> tuple[Chain, ShardingModel] | None:
@@ -119,11 +119,11 @@ def search(
     state = _State(candidates, budget_bytes, limit_s, log or SearchRecorder(), exactly, same, quick, hard, gap, first)
     refused: list[PlanError] = []
     for later in (False, True):
-        if later and first and state.met:
+        if later and first and state.equals:
             break
         found = []
         for place, candidate in enumerate(candidates):
-            if candidate.later is later and candidate.microbatches and not (STOP.requested and state.met):
+            if candidate.later is later and candidate.microbatches and not (STOP.requested and state.equals):
                 try:
                     found.append((state.bound_mesh(place), place))
                 except PlanError as error:
@@ -136,7 +136,7 @@ def search(
     if not state.floors and refused:
         raise refused[0]
     bound_s = min([*state.bounds, state.incumbent_s])
-    return SearchResult(tuple(state.met), bound_s, state.floors, state.slower, frozenset(state.tight), state.limit_s)
+    return SearchResult(tuple(state.equals), bound_s, state.floors, state.slower, frozenset(state.tight), state.limit_s)
 
 
 def anyway(candidates: list[Candidate]) -> SearchResult:
@@ -201,7 +201,7 @@ def in_proportion(program: Program) -> bool:
 class _State:
     """The incumbent with its equals, the bounds of pruned nodes, and what was learnt of each mesh, by its place.
 
-    met: the fastest chain and its equals.
+    equals: the incumbent and the chains as fast.
     bounds: of nodes that were pruned or expanded.
     price: per byte, at which the incumbent was found.
     least: bytes of each mesh.
@@ -218,7 +218,7 @@ class _State:
     hard: bool
     gap: float
     first: bool
-    met: list[FoundChain] = field(default_factory=list)
+    equals: list[FoundChain] = field(default_factory=list)
     bounds: list[float] = field(default_factory=list)
     price: float = 0.0
     floors: dict[int, float] = field(default_factory=dict)
@@ -229,14 +229,14 @@ class _State:
 
     @property
     def incumbent_s(self) -> float:
-        return min((one.chain.seconds for one in self.met), default=self.limit_s)
+        return min((one.chain.seconds for one in self.equals), default=self.limit_s)
 
     def cutoff_s(self, candidate: Candidate, number: int) -> float:
         """The seconds that a node has to beat: a simpler one may be as fast as the incumbent, and a mesh of more than
         two axes has to be faster by more than that."""
-        if not self.met:
+        if not self.equals:
             return self.incumbent_s
-        simplest = min(one.rank for one in self.met)
+        simplest = min(one.rank for one in self.equals)
         if candidate.later and candidate.axes > simplest[0]:
             return self.incumbent_s * (1 - max(self.same, self.gap))
         return self.incumbent_s * (1 + self.same if (candidate.axes, number) < simplest[:2] else 1 - self.gap)
@@ -264,7 +264,7 @@ class _State:
         """
         candidate, mesh = self.candidates[place], f"mesh {self.candidates[place].name}"
         cutoff_s = self.cutoff_s(candidate, candidate.microbatches[0])
-        if self.quick and candidate.later and (not self.met or self._has_simpler(floor, candidate)):
+        if self.quick and candidate.later and (not self.equals or self._has_simpler(floor, candidate)):
             self.tight.add(place)
             self.log.pruned(mesh, "a mesh of fewer axes comes first: left to recomputation", floor)
             return
@@ -286,7 +286,7 @@ class _State:
 
     @property
     def _is_enough(self) -> bool:
-        return bool((self.first or STOP.requested) and self.met)
+        return bool((self.first or STOP.requested) and self.equals)
 
     def _has_simpler(self, floor: float, candidate: Candidate) -> bool:
         """Whether a mesh of fewer axes that more memory may make faster could be as fast."""
@@ -364,11 +364,11 @@ class _State:
             return
         number, before_s = shardings.setting.microbatches, self.incumbent_s
         rank = (candidate.axes, number, len({id(point) for point in chain.points}), chain.seconds)
-        simpler = self.met and rank < min(one.rank for one in self.met)
+        simpler = self.equals and rank < min(one.rank for one in self.equals)
         if chain.seconds >= before_s * (1 + self.same if simpler else 1):
             return
-        self.met.append(FoundChain(chain, shardings, place, rank))
-        self.met = [one for one in self.met if one.chain.seconds <= self.incumbent_s * (1 + self.same)]
+        self.equals.append(FoundChain(chain, shardings, place, rank))
+        self.equals = [one for one in self.equals if one.chain.seconds <= self.incumbent_s * (1 + self.same)]
         if chain.seconds < before_s:
             self.price = chain.price
             gap = max(0.0, 1 - min(self.floors.values()) / chain.seconds)

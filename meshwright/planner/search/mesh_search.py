@@ -54,7 +54,7 @@ class MeshSearch:
     """The search of one node.
 
     offered: selects the rematerialisation points of a sharding that may be taken; all unless given, offload included.
-    most_met: limit of shardings that are traced, and of combinations whose equal segments are permuted.
+    most_traced: limit of shardings that are traced, and of combinations whose equal segments are permuted.
     """
 
     shardings: ShardingModel
@@ -63,10 +63,10 @@ class MeshSearch:
     assemble: Assemble
     incumbent_s: float
     offered: Offered | None = None
-    met: list[_TracedSharding] = field(default_factory=list)
+    traced: list[_TracedSharding] = field(default_factory=list)
     best: Plan | None = None
     fits: bool = False
-    most_met: int = EFFORTS["default"].shardings
+    most_traced: int = EFFORTS["default"].shardings
 
     def fastest(self, price: float) -> Plan | None:
         """The fastest plan found, None where none beats the incumbent.
@@ -74,23 +74,23 @@ class MeshSearch:
         price: seconds per byte at which the node's bound is proven.
         """
         chains = self._chains(price)
-        while chains and len(self.met) < self.most_met:
+        while chains and len(self.traced) < self.most_traced:
             most = max(range(len(chains)), key=lambda place: self._new(chains[place]))
             chain = chains.pop(most)
             if not self._new(chain):
                 break
-            self.look_at(chain)
-        weights = OVERLAP_WEIGHTS[1:] if len(self.met) > 1 else ()
+            self.trace(chain)
+        weights = OVERLAP_WEIGHTS[1:] if len(self.traced) > 1 else ()
         found = [mixed for weight in weights if (mixed := self._mixture(price, weight))]
         for one, other in [*pairwise(found), *pairwise(reversed(found))]:
             found += crossover(self.shardings, one, other)
         fitting = [mixed for mixed in found if mixed.peak_bytes <= self.budget_bytes]
-        quickest = sorted(fitting, key=lambda mixed: mixed.least_s)[: self.most_met]
-        quickest += sorted(fitting, key=lambda mixed: mixed.seconds)[: self.most_met]
+        quickest = sorted(fitting, key=lambda mixed: mixed.least_s)[: self.most_traced]
+        quickest += sorted(fitting, key=lambda mixed: mixed.seconds)[: self.most_traced]
         quickest += [made for mixed in quickest for made in permute_equal_segments(self.shardings, mixed)]
         for mixed in sorted(quickest, key=lambda mixed: mixed.seconds):
             if mixed.peak_bytes <= self.budget_bytes and mixed.seconds < self.incumbent_s:
-                self.look_at(mixed.chain, mixed)
+                self.trace(mixed.chain, mixed)
                 break
         return self.best
 
@@ -108,12 +108,12 @@ class MeshSearch:
                 continue  # it does not fit whatever it recomputes
             if chain.seconds > most_s:
                 return chain.seconds
-            step_s = self.look_at(chain, slow=True)
+            step_s = self.trace(chain, slow=True)
             if step_s < inf:
                 return step_s
         return inf
 
-    def look_at(self, chain: Chain, mixed: RematChain | None = None, slow: bool = False) -> float:
+    def trace(self, chain: Chain, mixed: RematChain | None = None, slow: bool = False) -> float:
         """Rematerialises one sharding and takes it if it beats the incumbent.
 
         mixed: the rematerialisation, where it is given.
@@ -122,12 +122,12 @@ class MeshSearch:
         plan = self.assemble(chain, self.shardings)
         ways = RematOptions.of(plan, self.program, FEWER)
         options = self.offered(plan, ways) if self.offered else None
-        self.met.append(_TracedSharding(chain, ways, ways.curves.options if options is None else options))
+        self.traced.append(_TracedSharding(chain, ways, ways.curves.options if options is None else options))
         if chain.seconds >= self.incumbent_s and not slow:
             return inf  # of use in mixtures alone: recomputing only takes longer
         found = [fit_ways(plan, ways, self.budget_bytes, options)]
         if mixed is not None:
-            found.append(fit_given(plan, ways, self.budget_bytes, self.met[-1].options, mixed.ways))
+            found.append(fit_given(plan, ways, self.budget_bytes, self.traced[-1].options, mixed.ways))
         best = min((one for one in found if one), key=lambda one: one.predicted.step_s, default=None)
         if best is None:
             return inf
@@ -138,7 +138,7 @@ class MeshSearch:
 
     def otherwise(self) -> Plan | None:
         """Where nothing fits: backward in more chunks, or nested orders that recompute segment inputs."""
-        promising = [one for one in self.met if one.chain.seconds < self.incumbent_s]
+        promising = [one for one in self.traced if one.chain.seconds < self.incumbent_s]
         least = min(promising, key=lambda one: sum(point.held_bytes for point in one.ways.points), default=None)
         if self.fits or least is None:
             return None
@@ -172,12 +172,12 @@ class MeshSearch:
     def _new(self, chain: Chain) -> int:
         """The number of its segments that no traced sharding has alike."""
         every = range(len(chain.points))
-        return sum(all(not _alike(chain, one.chain, index) for one in self.met) for index in every)
+        return sum(all(not _alike(chain, one.chain, index) for one in self.traced) for index in every)
 
     def _mixture(self, price: float, weight: float) -> RematChain | None:
         """The best combination of offers; tried with a smaller budget where pending gradients push it over."""
-        offers = _offers(self.met)
-        room = self.budget_bytes - min(pending_bytes(one.ways, one.chain.microbatches) for one in self.met)
+        offers = _offers(self.traced)
+        room = self.budget_bytes - min(pending_bytes(one.ways, one.chain.microbatches) for one in self.traced)
         for _ in range(RETRIES):
             found = combine_offers(self.shardings, offers, room, self.incumbent_s, price, weight)
             if found is None:
@@ -206,12 +206,12 @@ def _alike(one: Chain, other: Chain, index: int) -> bool:
     return a is b or (a.point.choice == b.point.choice and a.parameters == b.parameters)
 
 
-def _offers(met: Sequence[_TracedSharding]) -> list[list[SegmentOffer]]:
+def _offers(traced: Sequence[_TracedSharding]) -> list[list[SegmentOffer]]:
     """The Pareto-optimal offers of every segment: each traced sharding with each of its rematerialisation points."""
     offers: list[list[SegmentOffer]] = []
     known: dict[object, list[SegmentOffer]] = {}
-    for index in range(len(met[0].chain.points)):
-        firsts = [one for number, one in enumerate(met) if _is_first(met, number, index)]
+    for index in range(len(traced[0].chain.points)):
+        firsts = [one for number, one in enumerate(traced) if _is_first(traced, number, index)]
         key = tuple((one.chain.options[index], id(one.chain.points[index]), id(one.options[index])) for one in firsts)
         if key not in known:
             here = [
@@ -227,5 +227,5 @@ def _offers(met: Sequence[_TracedSharding]) -> list[list[SegmentOffer]]:
     return offers
 
 
-def _is_first(met: Sequence[_TracedSharding], number: int, index: int) -> bool:
-    return not any(_alike(met[number].chain, other.chain, index) for other in met[:number])
+def _is_first(traced: Sequence[_TracedSharding], number: int, index: int) -> bool:
+    return not any(_alike(traced[number].chain, other.chain, index) for other in traced[:number])

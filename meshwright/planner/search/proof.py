@@ -55,7 +55,7 @@ def prove(
             except TooManyError:
                 return best, 0.0
             fitted = _Fitted(shardings, program, budget_bytes, assemble, incumbent_s, simpler_within, method, each)
-            fitted.look_at(chains, tries)
+            fitted.expand(chains, tries)
             tries -= fitted.tried
             if fitted.best is not None:
                 best = fitted.best
@@ -70,8 +70,13 @@ def prove(
 
 @dataclass(slots=True)
 class _Fitted:
-    """most: ways to run a sharding that are looked at. best: a plan faster than what is known. bound_s: what no plan of
-    these shardings is faster than, infinite where none is faster than the best. tried: shardings that were traced."""
+    """The shardings of one node, under every rematerialisation.
+
+    most: rematerialisations of a sharding that are enumerated.
+    best: the incumbent, if it was found here.
+    bound_s: lower bound on the plans of these shardings, infinite where none beats the incumbent.
+    tried: shardings that were traced.
+    """
 
     shardings: ShardingModel
     program: Program
@@ -85,8 +90,12 @@ class _Fitted:
     bound_s: float = float("inf")
     tried: int = 0
 
-    def look_at(self, chains: list[Chain], most: int) -> None:
-        """Recomputing only adds to a step: a sharding that fits as it is has no faster plan."""
+    def expand(self, chains: list[Chain], most: int) -> None:
+        """Traces shardings, the fastest with everything kept first. One that fits so has no faster plan, since
+        recomputation only adds to a step.
+
+        most: shardings to trace. The next bounds the others.
+        """
         for chain in sorted(chains, key=lambda one: one.seconds):
             if chain.seconds >= self.incumbent_s * (1 - CLOSED):
                 return
