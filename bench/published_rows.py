@@ -35,7 +35,7 @@ PRECISIONS = {
 FLAGS = {**dict.fromkeys(("true", "1", "yes"), "true"), **dict.fromkeys(("false", "0", "no"), "false")}
 STATUSES = {name: name for name in ("ok", "oom", "crash")}
 ATTENTION = {"flash": "flash", "unfused": "unfused"}
-SCHEDULES = {"interleaved": "1f1b"} | {name: name for name in ORDERS}
+SCHEDULES = {name: name for name in ORDERS} | {"zero_bubble": "zero-bubble", "interleaved": "1f1b"}
 LARGEST = {"layers": 10_000, "pp": 10_000, "vpp": 10_000, "num_gpus": 1_000_000}
 """What a column may hold at most, where that is less than ten million."""
 UNFORESEEN = (ArithmeticError, ValueError, LookupError, TypeError, AssertionError, MemoryError)
