@@ -60,6 +60,7 @@ OTHER_LITERALS = {
     "planner.space.storage": "stages of ZeRO",
     "planner.chain.remat_chain._spread": "the middle",
     "planner.one_device.room_bytes": "measured of allocators",
+    "planner.stages.dealt._most_alike": "rounding: digits of a share",
     "planner.stages.grouping._heaviest": "rounding: halvings of a float",
     "planner.model_pins": "dims of sequences and experts, names that are printed",
     "planner.pipeline.op_memory.remat_levels": "rounding of a price",
