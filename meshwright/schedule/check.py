@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from meshwright.errors import PlanError, VerifyError, counted
 from meshwright.plan import Instruction
-from meshwright.plan.instruction import RECEIVES, SENDS, verify
+from meshwright.plan.instruction import SENDS, TRANSFERS, verify
 from meshwright.schedule.messages import Messages, read_messages
 from meshwright.schedule.pipeline import Reads
 
@@ -135,7 +135,7 @@ def _stuck(lists: Sequence[Sequence[Instruction]], messages: Messages, buffers: 
             index = places[stage]
             one = instructions[index]
             missing = next((m for m in waits.get(index, ()) if not over[m]), -1)
-            if missing < 0 and one.kind in (*SENDS, *RECEIVES):
+            if missing < 0 and one.kind in TRANSFERS:
                 message = own[index]
                 begun[message] |= 1 if one.kind in SENDS else 2
                 while message >= 0 and begun[message] == 3 and not over[message]:

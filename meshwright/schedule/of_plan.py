@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from meshwright.caches import CACHES
 from meshwright.capture.program import Program
 from meshwright.errors import PlanError
 from meshwright.plan import Instruction, Plan
@@ -52,21 +53,22 @@ def plan_lists(plan: Plan, program: Program) -> Lists:
     """One list a physical stage, in the order of `plan.groups`; all ranks of a stage run the same."""
     if len(plan.stages) == 1:
         return (plan_instructions(plan, program),)
-    pipeline = plan_pipeline(plan, program)
-    return lists(pipeline, plan_order(plan, pipeline))
+    return _lists(plan.schedule, tuple(plan.tasks), plan_pipeline(plan, program))
 
 
-def plan_order(plan: Plan, pipeline: Pipeline) -> Order:
-    """What each stage computes in which order; a searched schedule stores it."""
-    if plan.schedule in ORDERS:
-        return ORDERS[plan.schedule](pipeline)
-    if plan.schedule != "searched":
-        raise PlanError(f"schedule is {plan.schedule!r}", f"one of {', '.join(ORDERS)}, searched", "set it back")
-    if not plan.tasks:
+@CACHES.memoized(maxsize=4)
+def _lists(schedule: str, tasks: tuple[str, ...], pipeline: Pipeline) -> Lists:
+    """A searched schedule stores its tasks. A search asks for the same lists again, at other costs."""
+    if schedule in ORDERS:
+        return lists(pipeline, ORDERS[schedule](pipeline))
+    if schedule != "searched":
+        raise PlanError(f"schedule is {schedule!r}", f"one of {', '.join(ORDERS)}, searched", "set it back")
+    if not tasks:
         raise PlanError("a searched schedule without its tasks", "a plan as it was made", "plan again")
-    order = check_tasks(plan.tasks, [pipeline.runs_of(stage) for stage in range(pipeline.stages)], plan.microbatches)
-    verify_lists(lists(pipeline, order), reads=pipeline.reads, buffers=plan.microbatches * len(pipeline.runs))
-    return order
+    runs, micro = [pipeline.runs_of(stage) for stage in range(pipeline.stages)], pipeline.microbatches
+    found = lists(pipeline, check_tasks(tasks, runs, micro))
+    verify_lists(found, reads=pipeline.reads, buffers=micro * len(pipeline.runs))
+    return found
 
 
 def with_tasks(plan: Plan, pipeline: Pipeline) -> Plan:

@@ -16,7 +16,7 @@ COLLECTIVES, AWAY_LANE, BACK_LANE = range(3)
 """Lanes of a stage: gathers and reductions, copies to the host, copies back."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: setting its fields would take a tenth of a search for many micro-batches
 class Action:
     """kind: COMPUTE; BLOCKING, for communication that compute waits for; POST, which begins a message; LANE, which
     begins a job that overlaps compute.
