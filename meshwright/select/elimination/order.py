@@ -9,6 +9,7 @@ from math import prod
 
 import numpy as np
 
+from meshwright.caches import CACHES
 from meshwright.errors import ProblemError
 from meshwright.select.elimination.dense import DenseStep, Part, dense_step, lay_out
 from meshwright.select.elimination.descent import improved
@@ -35,6 +36,11 @@ Axes = dict[int, View]
 SMALL = 4_096
 # What part of a table may be finite for the sparse form to be the faster one.
 SPARSE = 0.2
+
+
+# The order found for each structure, those asked for last at the end: a planner asks for the same at other costs.
+_ORDERS: dict[object, list[int]] = CACHES.own({})
+MOST_ORDERS = 256
 
 
 class TooWideError(ProblemError):
@@ -152,13 +158,17 @@ class Filled:
         return found[: order.nodes]
 
 
+def _never() -> bool:
+    return False
+
+
 def plan(
     problem: Problem,
     kept: Sequence[int] = (),
     *,
     most: float = float("inf"),
     largest: float = float("inf"),
-    stop: Callable[[], bool] = lambda: False,
+    stop: Callable[[], bool] = _never,
     varying: Collection[int] | None = None,
 ) -> Order:
     """Prepares the elimination of all nodes but `kept`. Raises `TooWideError` when that takes more than `most` table
@@ -334,6 +344,20 @@ def _best(
 ) -> tuple[list[int], Divided]:
     """The best order found, and what it is an order of. improve: it is improved for its largest tables, with stand-ins
     and by a local search; else nodes that do not vary go first."""
+    if improve or limits.stop is not _never:
+        return _ordered(whole, kept, views, limits, varying, improve=improve)
+    seen = [(f.nodes, f.split, len(f.cells), *(view.labels for view in f.views)) for f in whole.factors]
+    key = (tuple(kept), limits.most, frozenset(varying), len(whole.alone), tuple(seen))
+    order = _ORDERS.pop(key, None) or _ordered(whole, kept, views, limits, varying, improve=False)[0]
+    if len(_ORDERS) >= MOST_ORDERS:
+        del _ORDERS[next(iter(_ORDERS))]
+    _ORDERS[key] = order
+    return order, whole
+
+
+def _ordered(
+    whole: Divided, kept: Sequence[int], views: Views, limits: _Limits, varying: Collection[int], *, improve: bool
+) -> tuple[list[int], Divided]:
     parts = divided(whole, kept, views) if improve else whole
     start = Pass.of(kept, parts.factors, parts.alone, views, parts.stand_ins, varying)
     order = best_order(start, limits.most, limits.stop)
