@@ -21,14 +21,13 @@ def with_parameters(point: FrontierPoint, count: int, mesh: Mesh, given: Configu
     setting = Setting(precision="mixed", microbatches=given.microbatches, reduce=given.reduce)
     price = parameter_price(value, plan, mesh, setting)
     if given.zero == 1 and not given.scatter:
-        price = replace(
-            price, reduce_grads_s=collective_s("all_reduce", count * ITEM_BYTES[given.reduce], mesh.axes[0])
-        )
+        reduce_s = collective_s("all_reduce", count * ITEM_BYTES[given.reduce], mesh.axes[0])
+        price = price._replace(reduce_grads_s=reduce_s)
     if given.zero < 2:
         price = _in_whole_buffer(price, given)
     share = given.overlap * (1.0 - (compute_slowdown(mesh.axes[0]) if given.contention else 0.0))
     if given.clipped:
-        price = replace(price, step_s=price.step_s + _passes_s(count, size, mesh, given))
+        price = price._replace(step_s=price.step_s + _passes_s(count, size, mesh, given))
     return _added(point, price, given, _state_bytes(price, count, size, given), share)
 
 
@@ -44,7 +43,7 @@ def _in_whole_buffer(price: ParameterPrice, given: Configuration) -> ParameterPr
     """Of gradients that are added up in one whole buffer of a dtype of its own, and wait there for their reduction."""
     fresh = ITEM_BYTES[given.dtype]
     traffic = (2 * ITEM_BYTES[given.gradients] + fresh) / (2 * ITEM_BYTES["float32"] + fresh)
-    return replace(price, add_s=price.add_s * traffic, pending_grad_bytes=0)
+    return price._replace(add_s=price.add_s * traffic, pending_grad_bytes=0)
 
 
 def _state_bytes(price: ParameterPrice, count: int, ranks: int, given: Configuration) -> int:

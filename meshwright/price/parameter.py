@@ -55,8 +55,7 @@ class Setting:
         return "float32" if self.precision in WIDENED and dtype in ("bfloat16", "float16") else dtype
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterPrice:
+class ParameterPrice(NamedTuple):
     """What one parameter takes in a step.
 
     gather_params_s: its gathers; link_s: of these, copies from the host.
@@ -126,7 +125,7 @@ def parameter_price(
 ) -> ParameterPrice:
     """`uses`: how many segments read it (`chain_uses`); more than one for tied weights. together: `whole_bytes` of its
     segment's parameters, which travel in buckets: each pays its part of one, as if all of them moved alike."""
-    company = max(1.0, together / max(1, whole_bytes((value,))))
+    company = max(1.0, together / max(1, whole_bytes((value,)))) if together else 1.0
     return _price(value.type.sizes, value.type.dtype, value.grad, plan, mesh, setting, uses, company)
 
 
@@ -191,7 +190,7 @@ def _price(
     )
     if not plan.offload:
         return price
-    price = replace(price, hosted=hosted_update(plan, mesh.device, one.stored, states, one.step_s))
+    price = price._replace(hosted=hosted_update(plan, mesh.device, one.stored, states, one.step_s))
     sizes = _sizes(one, plan, dtype, micro > 1)
     return _on_host(price, plan, mesh, sizes, gathers(plan, uses, micro), 1 + states)
 
@@ -287,13 +286,12 @@ def _on_host(
         return price
     stored, copy, cast, summed = sizes
     if price.hosted:
-        price = replace(price, step_s=price.hosted.seconds)
+        price = price._replace(step_s=price.hosted.seconds)
     if not plan.on_host:
-        return replace(price, static_bytes=price.static_bytes - stored * max(0, others - 1))
+        return price._replace(static_bytes=price.static_bytes - stored * max(0, others - 1))
     again, on_cpu = plan.reshard_after_forward, mesh.device.kind == "cpu"
     fetch_s, put_s = times * link_s(mesh.device, stored), link_s(mesh.device, stored) if others else 0.0
-    return replace(
-        price,
+    return price._replace(
         gather_params_s=price.gather_params_s + fetch_s,
         reduce_grads_s=price.reduce_grads_s + put_s,
         static_bytes=price.static_bytes - stored * (1 + others) + summed + (0 if again else copy),

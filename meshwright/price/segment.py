@@ -47,7 +47,7 @@ def price_segment(
     working = 0
     for op in graph.ops:
         made = found.strategies[op.name]
-        seconds = op_seconds(op, made, values, mesh.sizes, mesh.device, shares.get(op.name, 1.0))
+        seconds = op_seconds(op, made, values, mesh.device, shares.get(op.name, 1.0))
         forward_s += seconds.forward_s + collectives_s(made.collectives_forward, mesh)
         forward_wire_s += _sharing_s(made.collectives_forward, mesh, shared)
         forward_host_s += seconds.forward_host_s

@@ -61,7 +61,7 @@ def _kind(plan: Plan, program: Program, index: int, left: list[int]) -> dict[str
     ops = []
     for op in graph.ops:
         strategy = made.strategies[op.name]
-        cost = op_seconds(op, strategy, values, mesh.sizes, mesh.device)
+        cost = op_seconds(op, strategy, values, mesh.device)
         ops.append(
             {
                 "name": op.name,

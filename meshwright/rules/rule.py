@@ -84,7 +84,8 @@ class Split:
     @property
     def local(self) -> Op:
         """The op itself, its results at their local sizes."""
-        return replace(self.call.op, results=self.results)
+        op = self.call.op
+        return Op(op.target, op.args, op.kwargs, self.results, op.module)
 
 
 @dataclass(frozen=True, slots=True)

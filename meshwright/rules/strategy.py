@@ -43,7 +43,8 @@ Narrow = Callable[[int, Sequence[Way]], Sequence[Way]]
 class Strategy:
     """`operands` and `results` align with `op.operands()` and `op.results`; `lowering` is what a rank runs.
 
-    The collectives are those inside the lowering; conversions between ops are not part of a strategy.
+    The collectives are those inside the lowering; conversions between ops are not part of a strategy. `pieces`: the
+    types of the operands as a rank has them.
     """
 
     factors: Factors
@@ -53,6 +54,7 @@ class Strategy:
     collectives_forward: tuple[Collective, ...] = ()
     collectives_backward: tuple[Collective, ...] = ()
     at: Coordinates | None = None
+    pieces: tuple[TensorType, ...] = ()
 
     @property
     def text(self) -> str:
@@ -205,18 +207,13 @@ class StrategyBuilder:
 
     def build(self, factors: Factors, at: Coordinates | None = None) -> Strategy:
         operands, results = self._layouts(factors)
-        split = Split(
-            self.call,
-            factors,
-            self.mesh,
-            tuple(local_type(*pair, self.mesh, at) for pair in zip(self.call.types, operands, strict=True)),
-            tuple(
-                Value(value.name, local_type(value.type, layout, self.mesh, at), value.grad)
-                for value, layout in zip(self.call.op.results, results, strict=True)
-            ),
-        )
-        lowered = self.rule.lower(split)
-        return Strategy(factors, operands, results, lowered.op, lowered.forward, lowered.backward, at)
+        pieces = tuple([local_type(*pair, self.mesh, at) for pair in zip(self.call.types, operands, strict=True)])
+        made = [
+            Value(value.name, local_type(value.type, layout, self.mesh, at), value.grad)
+            for value, layout in zip(self.call.op.results, results, strict=True)
+        ]
+        lowered = self.rule.lower(Split(self.call, factors, self.mesh, pieces, tuple(made)))
+        return Strategy(factors, operands, results, lowered.op, lowered.forward, lowered.backward, at, pieces)
 
     def _ways(self, factor: str, factors: Factors) -> int:
-        return prod(size for size, given in zip(self.mesh.sizes, factors, strict=True) if given == factor)
+        return prod([size for size, given in zip(self.mesh.sizes, factors, strict=True) if given == factor])

@@ -61,7 +61,7 @@ def test_products_of_a_long_step_are_as_slow_on_several_devices_as_on_one() -> N
     mesh = load_cluster("b200:2").mesh((2,))
     op, values = linear(4096, 1024, 3072)
     alone = whole_op_seconds(op, values, mesh.device)
-    each = [op_seconds(op, made, values, mesh.sizes, mesh.device) for made in strategies(op, values, mesh)]
+    each = [op_seconds(op, made, values, mesh.device) for made in strategies(op, values, mesh)]
     within = max(each, key=lambda found: found.forward_s)  # every device does all of it
     assert within.forward_s == pytest.approx(alone.forward_s / 0.64)
     assert within.backward_s == pytest.approx(alone.backward_s / 0.64)
@@ -140,17 +140,17 @@ def test_every_op_of_every_family_has_a_price_on_every_strategy(name: str) -> No
             made = strategies(op, values, mesh)
             whole = whole_op_seconds(op, values, mesh.device)
             for one in made:
-                seconds = op_seconds(op, one, values, mesh.sizes, mesh.device)
+                seconds = op_seconds(op, one, values, mesh.device)
                 assert seconds.forward_s >= 0
                 assert seconds.backward_s >= 0
-            same = op_seconds(op, made[0], values, mesh.sizes, mesh.device)  # all axes given to no factor
+            same = op_seconds(op, made[0], values, mesh.device)  # all axes given to no factor
             assert same == whole
 
 
 def test_a_share_of_a_large_op_costs_about_its_share() -> None:
     mesh = load_cluster("dgx-h200").mesh((8,))
     op, values = linear(65536, 8192, 8192)
-    whole, *shares = (op_seconds(op, one, values, (8,), mesh.device) for one in strategies(op, values, mesh))
+    whole, *shares = (op_seconds(op, one, values, mesh.device) for one in strategies(op, values, mesh))
     assert shares
     for share in shares:
         assert share.forward_s == pytest.approx(whole.forward_s / 8, rel=0.2)
@@ -171,5 +171,5 @@ def test_a_price_is_quick() -> None:
     asked = [(op, one) for op in graph.ops for one in strategies(op, values, mesh)]
     start = time.process_time()
     for op, one in asked:
-        op_seconds(op, one, values, mesh.sizes, mesh.device)
+        op_seconds(op, one, values, mesh.device)
     assert (time.process_time() - start) / len(asked) < 200e-6

@@ -46,20 +46,16 @@ class OpSeconds:
         )
 
 
-def op_seconds(
-    op: Op, made: Strategy, values: Mapping[str, Value], mesh_sizes: tuple[int, ...], device: Device, share: float = 1.0
-) -> OpSeconds:
+def op_seconds(op: Op, made: Strategy, values: Mapping[str, Value], device: Device, share: float = 1.0) -> OpSeconds:
     """The lowering's local work, collectives aside, in the midst of a step. Backward runs only where a result carries a
     gradient. share: what of it is left where the op is compiled with its neighbours (`cost.op.fused`)."""
     run = made.lowering
-    operands = []
-    for name, layout in zip(op.operands(), made.operands, strict=True):
-        value = values[name]
-        operands.append((layout.local_shape(value.type.sizes, mesh_sizes), value.type.dtype, value.grad))
+    pairs = zip(op.operands(), made.pieces, strict=True)
+    operands = tuple([(piece.sizes, piece.dtype, values[name].grad) for name, piece in pairs])
     results = tuple(
-        (new.type.sizes, new.type.dtype, old.grad) for new, old in zip(run.results, op.results, strict=True)
+        [(new.type.sizes, new.type.dtype, old.grad) for new, old in zip(run.results, op.results, strict=True)]
     )
-    found = _seconds(run, tuple(operands), results, device, False)
+    found = _seconds(run, operands, results, device, False)
     if operands and op_kind(run) not in ("view", "memory"):
         sustained = profile_of(device).sustained(operands[0][1])
         found = found if sustained == 1.0 else found.slowed(1.0 / sustained)

@@ -18,7 +18,6 @@ from itertools import product
 import numpy as np
 
 from meshwright.capture.program import Value
-from meshwright.cost.op.compute import op_seconds
 from meshwright.planner.sharding.model import ShardingModel
 from meshwright.planner.sharding.segment import SegmentProblem
 from meshwright.planner.space.long_lived import has_many_alive
@@ -60,7 +59,7 @@ class LeastFigures:
             key = (id(problem) if tables else segment.graph, new)
             if key not in known:
                 values = [value for value, own in zip(here.graph.params, new, strict=True) if own]
-                static = float(sum(here.least_weight(value)[0] for value in values))
+                static = float(sum(least for least, own in zip(model.least_weights(segment), new, strict=True) if own))
                 known[key] = figures(_Segment(here, problem, values, static))
             counted.update(segment.params)
             found.append(known[key])
@@ -94,7 +93,7 @@ def seconds_per_byte(model: ShardingModel) -> float:
 def _figures(segment: _Segment) -> list[float]:
     here, problem, work = segment.space, segment.problem, segment.work_s
     micro = here.setting.microbatches
-    cross = [costs - micro * _weight_halves_s(here, index) for index, costs in enumerate(work)]
+    cross = [costs - micro * halves for costs, halves in zip(work, here.op_weight_s, strict=True)]
     update_s = sum(_least_update_s(problem, value.name) for value in segment.weights) if problem else 0.0
     work_s, cross_s = _least_s(segment, work) / micro, max(0.0, _least_s(segment, cross) / micro)
     step_s = _least_s(segment, work, weights=True) + update_s
@@ -136,10 +135,3 @@ def _least_s(segment: _Segment, ops: list[Floats], weights: bool = False, price:
 def _least_update_s(problem: SegmentProblem, name: str) -> float:
     node = problem.makers[name].node
     return float(problem.after_s[problem.problem.offsets[node] : problem.problem.offsets[node + 1]].min())
-
-
-def _weight_halves_s(here: Space, index: int) -> Floats:
-    op, sizes, device = here.graph.ops[index], here.mesh.sizes, here.mesh.device
-    if not any(value.grad for value in op.results):
-        return np.zeros(len(here.strategies[index]))
-    return np.array([op_seconds(op, one, here.values, sizes, device).weight_s for one in here.strategies[index]])

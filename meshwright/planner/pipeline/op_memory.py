@@ -72,7 +72,7 @@ class _ProblemBuilder:
                 rerun = self._rerun(0.0, wants[:1])
             else:
                 mesh, share = self.flow.mesh, self.shares.get(op.name, 1.0)
-                seconds = op_seconds(op, made, self.values, mesh.sizes, mesh.device, share)
+                seconds = op_seconds(op, made, self.values, mesh.device, share)
                 rerun_s = seconds.forward_s + collectives_s(made.collectives_forward, mesh)
                 rerun = self._rerun(rerun_s, wants)
             for value, layout in zip(op.results, made.results, strict=True):

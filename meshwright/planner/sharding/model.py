@@ -180,6 +180,10 @@ class ShardingModel:
         """Its part for weights with their gradients and optimizer states."""
         return sum(self._each_weight(lambda least: least.static_bytes))
 
+    def least_weights(self, segment: Segment) -> list[int]:
+        """Its part for each weight that a segment reads."""
+        return self._least(segment).static_bytes
+
     def least_transient(self) -> int:
         """Lower bound on the largest transient of a chain, in bytes."""
         if not self._transients:

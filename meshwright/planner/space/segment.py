@@ -64,6 +64,7 @@ class Space:
     uses: where each value is read, as (op index, operand position).
     last: the values of the last micro-batch where that is smaller.
     op_costs: of each op, seconds of each strategy.
+    op_weight_s: of these, those of the weights' gradients.
     op_host_s: of each op, a lower bound on the seconds of its kernel launches.
     op_kept: of each op, its saved tensors.
     matrices: conversions priced so far.
@@ -82,6 +83,7 @@ class Space:
     outside: frozenset[str] = frozenset()
     last: dict[str, Value] = field(default_factory=dict)
     op_costs: list[Matrix] = field(default_factory=list)
+    op_weight_s: list[Matrix] = field(default_factory=list)
     op_host_s: list[float] = field(default_factory=list)
     op_kept: list[tuple[SavedTensorCost, ...]] = field(default_factory=list)
     matrices: dict[tuple[str, LayoutSet, LayoutSet], Matrix] = field(default_factory=dict)
@@ -172,6 +174,7 @@ def _ops_space(graph: SegmentGraph, batch: int, mesh: Mesh, pins: Pins, setting:
         if not each:
             raise PlanError(f"no way is left to run {op.target}", "pins that agree with the batch", "drop one of them")
     made.op_costs.extend(np.array([one.forward_s + one.backward_s for one in each]) for each in seconds)
+    made.op_weight_s.extend(np.array([one.weight_s for one in each]) for each in seconds)
     made.op_host_s.extend(min((one.host_s for one in each), default=0.0) for each in seconds)
     recompute_s = {
         v.name: min(one.forward_s for one in each)
@@ -184,22 +187,24 @@ def _ops_space(graph: SegmentGraph, batch: int, mesh: Mesh, pins: Pins, setting:
 
 
 class _Seconds(NamedTuple):
-    """Of a strategy, per micro-batch. host_s: of kernel launches."""
+    """Of a strategy, per micro-batch. weight_s: of backward, the weights' gradients. host_s: of kernel launches."""
 
     forward_s: float
     backward_s: float
+    weight_s: float
     host_s: float
 
 
 def _seconds(space: Space, op: Op, made: Strategy, share: float) -> _Seconds:
     """Local work and the collectives inside the lowering, forward and backward."""
     mesh = space.mesh
-    seconds = op_seconds(op, made, space.values, mesh.sizes, mesh.device, share)
+    seconds = op_seconds(op, made, space.values, mesh.device, share)
     forward_s = seconds.forward_s + collectives_s(made.collectives_forward, mesh)
     host_s = seconds.forward_host_s + seconds.backward_host_s
     if not any(value.grad for value in op.results):
-        return _Seconds(forward_s, 0.0, host_s)
-    return _Seconds(forward_s, seconds.backward_s + collectives_s(made.collectives_backward, mesh), host_s)
+        return _Seconds(forward_s, 0.0, 0.0, host_s)
+    backward_s = seconds.backward_s + collectives_s(made.collectives_backward, mesh)
+    return _Seconds(forward_s, backward_s, seconds.weight_s, host_s)
 
 
 def _kept(
