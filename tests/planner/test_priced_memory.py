@@ -21,7 +21,8 @@ def drawn(seed: int) -> tuple[list[np.ndarray], np.ndarray, PricedMemory]:
     cost_s = np.array(
         [[[min(s + price * (p + f * k) for s, p, k in row) for f in FLIGHTS] for price in PRICES] for row in ways]
     )
-    return ways, update_s, PricedMemory(PRICES, FLIGHTS, cost_s, update_s)
+    free_s = np.array([row[:, 0].min() for row in ways])
+    return ways, update_s, PricedMemory(PRICES, FLIGHTS, cost_s, free_s, update_s)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -44,7 +45,7 @@ def test_one_way_alone_is_bounded_exactly_in_time() -> None:
     """A second way that is slower than the limit raises nothing where prices are fine enough."""
     prices = 2.0 ** np.arange(-3.0, 24.0)
     cost_s = np.array([[[min(1.0 + price * 8.0, 5.0 + price * 2.0)] for price in prices]])
-    memory = PricedMemory(prices, np.array([1.0]), cost_s, np.zeros(1))
+    memory = PricedMemory(prices, np.array([1.0]), cost_s, np.ones(1), np.zeros(1))
     assert memory.least_bytes(10.0, 1.0)[0] == pytest.approx(2.0, rel=1e-6)
     assert memory.least_bytes(2.0, 1.0)[0] >= 6.0
     assert memory.least_bytes(1.0, 1.0)[0] == pytest.approx(8.0)

@@ -131,7 +131,7 @@ class RelaxedPipelines:
             priced = ranges.sums(
                 lambda place: self._least(place, place in converting, lambda one: one.priced(prices, flights), "priced")
             )
-            memory = PricedMemory(prices, flights, priced, sums[:, UPDATE])
+            memory = PricedMemory(prices, flights, priced, sums[:, STEP] - sums[:, UPDATE], sums[:, UPDATE])
         rows = _options(problem, micro, sums, ranges)
         shapes = interleavings(problem) if "interleaved" in problem.schedules else ()
         every = (Interleaved(problem, rows, micro, *shape) for shape in shapes)

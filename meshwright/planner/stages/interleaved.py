@@ -93,21 +93,34 @@ class Interleaved:
         return float((after[0] / self.stages - memory.prices * limit_bytes).max())
 
     def fullest_s(self, memory: PricedMemory | None) -> float:
-        """Lower bound on the step (`planner.stages.dealt`) where a row takes the seconds of its segments together.
-
-        Stage p waits for p runs, which have the first p segments at least.
-        """
+        """Lower bound on the step (`planner.stages.dealt`) where a row takes the seconds of its segments together."""
         made, one = self.made, self.own[self.made.end[self.own] == self.made.begin[self.own] + 1]
         one = one[np.argsort(made.begin[one])]
-        wait_s = -np.cumsum([0.0, *self.seconds[one[: self.stages - 1]]])
-        found = fullest_s(np.tile(self.microbatches * self.seconds[one], (self.stages, 1)), wait_s)
-        if memory is None:
-            return found
-        every = range(self.stages)
-        held = [min(in_flight_by_run(stage, self.stages, self.microbatches, self.runs)) for stage in every]
-        priced = np.stack([memory.at(flight)[one] for flight in held])
-        spare_s = memory.prices * float(made.limit_bytes[one[0]])
-        return max([found, *(fullest_s(priced[:, :, at], wait_s + more_s) for at, more_s in enumerate(spare_s))])
+        free_s = memory.free_s[one] if memory else self.microbatches * self.seconds[one]
+        work = [(np.tile(free_s, (self.stages, 1)), 0.0)]
+        if memory is not None:
+            every = range(self.stages)
+            held = [min(in_flight_by_run(stage, self.stages, self.microbatches, self.runs)) for stage in every]
+            priced = np.stack([memory.at(flight)[one] for flight in held])
+            spare_s = memory.prices * float(made.limit_bytes[one[0]])
+            work += [(priced[:, :, at], more_s) for at, more_s in enumerate(spare_s)]
+        idle = self._idle_s(self.seconds[one])
+        return min(max(fullest_s(costs, more_s - idle_s) for costs, more_s in work) for idle_s in idle)
+
+    def _idle_s(self, seconds: Floats) -> Iterator[Floats]:
+        """What each stage waits at least, for every length of the first run; longer ones make all wait longer.
+
+        Stage p waits for the runs before p. The first stage has its first run alone to do until the runs of all other
+        stages have passed the first micro-batch on, and once the last gradient is theirs.
+        """
+        before = np.concatenate([[0.0], np.cumsum(seconds)])
+        others = self.stages - 1
+        for length in range(1, len(seconds) - others + 1):
+            passing_s = before[length + others] - before[length]
+            first_s = max(0.0, passing_s - (self.microbatches - 1) * before[length])
+            yield np.array([first_s, *before[length : length + others]])
+            if not first_s:
+                return
 
     def _least_sum(self, able: Ints, seconds: Floats, times: list[int], crossed: list[int]) -> float:
         """Of all runs, each counted so many times, and of what is handed over after each."""

@@ -22,12 +22,14 @@ class PricedMemory:
     """prices: in seconds of a step per byte.
     flights: numbers of micro-batches in flight, ascending from 1.
     cost_s: W, by row, price and number in flight.
+    free_s: W of each row where memory costs nothing.
     update_s: of each row, seconds of a step that follow all micro-batches and are not in `cost_s`.
     """
 
     prices: Floats
     flights: Floats
     cost_s: Floats
+    free_s: Floats
     update_s: Floats
 
     def at(self, flight: float) -> Floats:
