@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from meshwright.errors import PlanError, VerifyError, counted
 from meshwright.plan import Instruction
-from meshwright.plan.instruction import SENDS, TRANSFERS, verify
+from meshwright.plan.instruction import SENDS, verify
 from meshwright.schedule.messages import Messages, read_messages
 from meshwright.schedule.pipeline import Reads
 
@@ -125,26 +125,30 @@ def _stuck(lists: Sequence[Sequence[Instruction]], messages: Messages, buffers: 
     begun = [0] * len(messages.keys)
     over = [False] * len(messages.keys)
     after = {before: message for message, before in enumerate(messages.before) if before >= 0}
+    # All else that a stage does neither waits nor is waited for.
+    stops = [
+        sorted({*waits, *(index for index, message in enumerate(own) if message >= 0)})
+        for waits, own in zip(messages.waits, messages.own, strict=True)
+    ]
     places = [0] * len(lists)
     asleep: dict[int, list[int]] = {}
     ready = list(range(len(lists)))
     while ready:
         stage = ready.pop()
         waits, own, instructions = messages.waits[stage], messages.own[stage], lists[stage]
-        while places[stage] < len(instructions):
-            index = places[stage]
-            one = instructions[index]
+        while places[stage] < len(stops[stage]):
+            index = stops[stage][places[stage]]
             missing = next((m for m in waits.get(index, ()) if not over[m]), -1)
-            if missing < 0 and one.kind in TRANSFERS:
-                message = own[index]
-                begun[message] |= 1 if one.kind in SENDS else 2
+            if missing < 0 and own[index] >= 0:
+                message, sends = own[index], instructions[index].kind in SENDS
+                begun[message] |= 1 if sends else 2
                 while message >= 0 and begun[message] == 3 and not over[message]:
                     if messages.before[message] >= 0 and not over[messages.before[message]]:
                         break
                     over[message] = True
                     ready += asleep.pop(message, [])
                     message = after.get(message, -1)
-                if one.kind in SENDS:
+                if sends:
                     oldest = own[index]
                     for _ in range(buffers):
                         oldest = messages.before[oldest] if oldest >= 0 else -1
@@ -153,4 +157,5 @@ def _stuck(lists: Sequence[Sequence[Instruction]], messages: Messages, buffers: 
                 asleep.setdefault(missing, []).append(stage)
                 break
             places[stage] += 1
-    return [f"stage {s} at `{lists[s][place]}`" for s, place in enumerate(places) if place < len(lists[s])]
+    pairs = enumerate(zip(places, stops, strict=True))
+    return [f"stage {stage} at `{lists[stage][one[place]]}`" for stage, (place, one) in pairs if place < len(one)]
