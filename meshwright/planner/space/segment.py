@@ -104,7 +104,9 @@ class Space:
 
     def least_weight(self, value: Value) -> tuple[int, float]:
         """Lower bounds for a parameter: bytes with gradient and states; seconds of its update's kernel launches."""
-        prices = [parameter_price(value, plan, self.mesh, self.setting) for plan in self.parameters[value.name]]
+        # A gradient that is added up takes the same in two micro-batches as in more.
+        setting = replace(self.setting, microbatches=min(2, self.setting.microbatches), last=0)
+        prices = [parameter_price(value, plan, self.mesh, setting) for plan in self.parameters[value.name]]
         return min(price.static_bytes for price in prices), min(price.step_host_s for price in prices)
 
 
