@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from heapq import heapify, heapreplace
 from math import inf
 
 import numpy as np
@@ -134,10 +135,7 @@ class RelaxedPipelines:
             memory = PricedMemory(prices, flights, priced, sums[:, STEP] - sums[:, UPDATE], sums[:, UPDATE])
         rows = _options(problem, micro, sums, ranges)
         shapes = interleavings(problem) if "interleaved" in problem.schedules else ()
-        every = (Interleaved(problem, rows, micro, *shape) for shape in shapes)
-        interleaved_s = min(
-            (max(one.least_s(memory), one.fullest_s(memory)) for one in every if len(one.own)), default=inf
-        )
+        interleaved_s = _least_interleaved_s([Interleaved(problem, rows, micro, *shape) for shape in shapes], memory)
         names = [name for name in (*problem.schedules, *problem.later) if name != "interleaved"]
         return _Bounds(interleaved_s, tuple(Bound(problem, rows, one, micro, memory=memory) for one in names))
 
@@ -170,6 +168,20 @@ class _Bounds:
         return self.interleaved_s < limit_s or any(
             one.least_s() * (1 - CLOSE) < limit_s and one.possible(limit_s) for one in self.others
         )
+
+
+def _least_interleaved_s(shapes: Sequence[Interleaved], memory: PricedMemory | None) -> float:
+    """The least bound of all shapes; each is raised only where it is the least so far."""
+    heap = [(one.least_s(), number, False) for number, one in enumerate(shapes) if len(one.own)]
+    heapify(heap)
+    while heap:
+        found_s, number, raised = heap[0]
+        if raised or found_s == inf:
+            return found_s
+        one = shapes[number]
+        priced_s = one.least_in_memory_s(memory) if memory else 0.0
+        heapreplace(heap, (max(found_s, priced_s, one.fullest_s(memory)), number, True))
+    return inf
 
 
 def _options(problem: StageProblem, microbatches: int, sums: Floats, ranges: _Ranges) -> StageOptions:

@@ -14,7 +14,12 @@ from meshwright.schedule.check import most_in_flight
 from meshwright.simulate import Timeline
 
 MOST_TASKS = MOST_UNITS * MOST_UNITS
-"""Runs times micro-batches beyond which no schedule is searched, and micro-batches beyond which no pipeline is."""
+"""Forwards and backwards beyond which no schedule is searched, and micro-batches beyond which no pipeline is."""
+
+
+def has_many_tasks(plan: Plan) -> bool:
+    """Whether searching a schedule takes too long."""
+    return 2 * len(plan.stages) * plan.microbatches > MOST_TASKS
 
 
 def reordered(plan: Plan, program: Program, budgets: Sequence[int]) -> Plan | None:
@@ -23,7 +28,7 @@ def reordered(plan: Plan, program: Program, budgets: Sequence[int]) -> Plan | No
     plan: with its prediction.
     budgets: bytes of each physical stage.
     """
-    if len(plan.stages) * plan.microbatches > MOST_TASKS:
+    if has_many_tasks(plan):
         return None
     rooms = [
         _room(stage, plan.microbatches, limit) for stage, limit in zip(plan.predicted.stages, budgets, strict=True)

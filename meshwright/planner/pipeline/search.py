@@ -30,7 +30,7 @@ from meshwright.planner.pipeline.pins import FEWEST_RUNS, check_pins
 from meshwright.planner.pipeline.placing import crossings, sharded_runs
 from meshwright.planner.pipeline.realize import pipeline_plan, route_far_values
 from meshwright.planner.pipeline.relaxation import PipelineRelaxation, stage_classes
-from meshwright.planner.pipeline.reschedule import MOST_TASKS, reordered
+from meshwright.planner.pipeline.reschedule import MOST_TASKS, has_many_tasks, reordered
 from meshwright.planner.pipeline.sharded_chains import (
     First,
     ShardedChain,
@@ -183,7 +183,7 @@ class PipelineSearch:
             return False
         pairs = zip(best.predicted.stages, self._budgets(best), strict=True)
         full = best.recomputes or any(ROUGH * stage.peak_bytes > limit for stage, limit in pairs)
-        return full and len(best.stages) * best.microbatches <= MOST_TASKS
+        return full and not has_many_tasks(best)
 
     def counts(self) -> list[int]:
         """Micro-batch counts of the search, ascending."""

@@ -57,8 +57,8 @@ class Interleaved:
         self.cuts = len(problem.all_cuts)
         self.ways: dict[int, Ints] = {}
 
-    def least_s(self, memory: PricedMemory | None = None) -> float:
-        """Lower bound on the step. Without `memory` each run's own bytes alone are counted."""
+    def least_s(self) -> float:
+        """Lower bound on the step. Of memory, each run's own alone is counted."""
         made = self.made
         fits = made.held_bytes[self.own] + made.resident_bytes[self.own] <= made.limit_bytes[self.own]
         if not fits.any():
@@ -71,10 +71,9 @@ class Interleaved:
         work_s = self._least_sum(able, self.microbatches * self.seconds + made.fixed_s, once, never)
         filled_s = self._least_sum(able, self.seconds, [self.microbatches + times for times in before], before)
         through_s = self._least_sum(able, self.seconds + others / self.total * slower_s, once, once)
-        priced_s = self._least_in_memory_s(memory) if memory else 0.0
-        return max(work_s / self.stages, filled_s / self.stages, through_s, priced_s)
+        return max(work_s / self.stages, filled_s / self.stages, through_s)
 
-    def _least_in_memory_s(self, memory: PricedMemory) -> float:
+    def least_in_memory_s(self, memory: PricedMemory) -> float:
         """Lower bound on the step: seconds and priced bytes of all stages together, less the price of all memory.
 
         At its first backward a stage holds `in_flight_by_run` micro-batches of each of its runs.
