@@ -319,6 +319,37 @@ def test_nothing_interleaved_or_searched_is_below_the_bound(seed: int, count: in
     assert found.step_s <= 1.1 * min(fitting, default=float("inf"))
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_no_interleaved_pipeline_of_summed_segments_is_below_its_fullest_stage(seed: int) -> None:
+    """Alike layers between an embedding and a head, dealt in every way; a row takes what its segments take."""
+    dice = random.Random(seed)
+    stages, rounds = dice.choice([(2, 2), (2, 2), (3, 2), (2, 3)])
+    count, layers = dice.choice([2, 3, 4, 6]), dice.randint(stages * rounds - 1, 7)
+    work = [dice.choice([0.05, 1.5]), *([1.0] * layers), dice.uniform(0.1, 2.5)]
+
+    def points(first: int, end: int, mesh: int, microbatches: int) -> list[StagePoint]:
+        seconds = sum(work[first:end])
+        return [StagePoint(SegmentCost(seconds / 3, seconds / 3, seconds / 3, resident_bytes=1))]
+
+    problem = ListedProblem(
+        len(work),
+        (MeshClass("1", (1,), 10**6),),
+        (stages,),
+        points=points,
+        microbatches=(count,),
+        schedules=("interleaved",),
+    )
+    rows = listed_rows(problem, count)
+    assert rows is not None
+    bound = Interleaved(problem, rows, count, 0, stages, rounds)
+    steps = [
+        timeline.step_s
+        for runs in every_interleaving(problem, stages, rounds)
+        if (timeline := price_pipeline(problem, runs, "interleaved", count)) is not None
+    ]
+    assert 0.75 * min(steps) < max(bound.fullest_s(None), bound.least_s()) <= min(steps) * (1 + 1e-9)
+
+
 @pytest.mark.full
 def test_many_segments_on_many_devices() -> None:
     """128 segments as 32 clusters on 16,384 devices: all of them used, the bound met within a twentieth."""
