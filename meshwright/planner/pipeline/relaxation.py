@@ -123,7 +123,9 @@ class PipelineRelaxation:
         for index, model in models.items():
             by_class.setdefault(places[self.meshes[index].devices], []).append(model)
         problem = replace(self.problem, microbatches=(microbatches,))
-        return RelaxedPipelines(problem, by_class, microbatches, self.in_memory)
+        each, last = cut_batch(self.program.batch, microbatches)
+        full = each == last  # a smaller last micro-batch holds less than memory is priced at
+        return RelaxedPipelines(problem, by_class, microbatches, self.in_memory and full)
 
     def _models(self, microbatches: int, places: Iterable[int]) -> dict[int, ShardingModel]:
         """By place, of the meshes that batch and pins go with."""
