@@ -113,12 +113,12 @@ class _State:
         Nodes with the lowest bounds are refined first, and of each node the sharding of the smallest budget, which
         recomputes least. Their steps prune other nodes.
         """
-        swept: list[tuple[Chain, ShardingModel]] = []
+        chains: list[tuple[Chain, ShardingModel]] = []
         kept = _only(candidates, self.promising(found))
-        sweep_budgets(kept, self.budget_bytes, lambda *one: swept.append(one), self.best, exactly=False)
+        sweep_budgets(kept, self.budget_bytes, lambda *one: chains.append(one), self.best, exactly=False)
         for node in sorted(self.promising(found)):
             probed = [one.traced for _, other, one in self.probed if other.is_at(node.shardings())]
-            for chain, shardings in reversed(swept):
+            for chain, shardings in reversed(chains):
                 known = any(is_same(chain, one.chain) for each in probed for one in each)
                 if node.is_at(shardings) and node in self.promising(found) and not known:
                     plan = self._refined(chain, shardings)
