@@ -55,7 +55,7 @@ class PipelineRelaxation:
         if pipelines is None:
             return inf
         known = self._known.get(microbatches, (0.0, inf))
-        self._known[microbatches] = self._raised(microbatches, pipelines.any_within, known, enough_s)
+        self._known[microbatches] = self._raised(pipelines.any_within, known, enough_s)
         return self._known[microbatches][0]
 
     def rough_bound_s(self, microbatches: int, enough_s: float) -> float:
@@ -65,23 +65,22 @@ class PipelineRelaxation:
         pipelines = self._of(microbatches)
         if pipelines is None:
             return inf
-        return self._raised(microbatches, pipelines.any_within_roughly, (0.0, inf), enough_s)[0]
+        return self._raised(pipelines.any_within_roughly, (0.0, inf), enough_s)[0]
 
+    @staticmethod
     def _raised(
-        self, microbatches: int, any_within: Callable[[float], bool], known: tuple[float, float], enough_s: float
+        any_within: Callable[[float], bool], known: tuple[float, float], enough_s: float
     ) -> tuple[float, float]:
         """A bound, and seconds within which it leaves pipelines open, as near to each other as is worth the time."""
         low_s, high_s = known
         if low_s >= enough_s:
             return known
-        each, last = cut_batch(self.program.batch, microbatches)
-        unfilled = microbatches / (microbatches - 1 + last / each)  # rows take all micro-batches for full
-        if high_s > enough_s and not any_within(enough_s * unfilled):
+        if high_s > enough_s and not any_within(enough_s):
             return enough_s, high_s
         high_s = min(high_s, enough_s)
         while high_s - low_s > NEAR * high_s and high_s < inf:
             middle_s = (low_s + high_s) / 2 if low_s else (1 - NEAR) * high_s / 2
-            low_s, high_s = (low_s, middle_s) if any_within(middle_s * unfilled) else (middle_s, high_s)
+            low_s, high_s = (low_s, middle_s) if any_within(middle_s) else (middle_s, high_s)
         return low_s, high_s
 
     def _of(self, microbatches: int) -> RelaxedPipelines | None:
@@ -125,7 +124,7 @@ class PipelineRelaxation:
         problem = replace(self.problem, microbatches=(microbatches,))
         each, last = cut_batch(self.program.batch, microbatches)
         full = each == last  # a smaller last micro-batch holds less than memory is priced at
-        return RelaxedPipelines(problem, by_class, microbatches, self.in_memory and full)
+        return RelaxedPipelines(problem, by_class, self.program.batch, microbatches, self.in_memory and full)
 
     def _models(self, microbatches: int, places: Iterable[int]) -> dict[int, ShardingModel]:
         """By place, of the meshes that batch and pins go with."""

@@ -10,6 +10,7 @@ from math import inf
 
 import numpy as np
 
+from meshwright.cutting import cut_batch
 from meshwright.planner.effort import CLOSE, RETRIES
 from meshwright.planner.pipeline.least_figures import (
     CROSS,
@@ -70,12 +71,16 @@ class RelaxedPipelines:
     long: first with neither, then with conversions on submeshes whose size divides the devices, then with memory. Other
     sizes come last, where pipelines of the first are all too slow.
 
+    Where the last micro-batch is smaller, its gradient is on its way back for less time than a full one. The bounds are
+    those of as many micro-batches of its size as the batch has: each full one takes as long as several of them.
+
     models: shardings by class of submeshes.
     in_memory: saved tensors are priced.
     """
 
     problem: StageProblem
     models: Mapping[int, Sequence[ShardingModel]]
+    batch: int
     microbatches: int
     in_memory: bool
     _known: dict[object, Floats] = field(default_factory=dict)
@@ -123,7 +128,7 @@ class RelaxedPipelines:
 
     def _bounds(self, places: tuple[int, ...], converting: frozenset[int], in_memory: bool) -> _Bounds:
         """places: classes of submeshes. converting: of these, where conversions inside a segment count."""
-        problem, micro = self.problem, self.microbatches
+        problem, micro = self.problem, self._of_last_size
         ranges = _Ranges.of(np.array(problem.all_cuts), places)
         sums = ranges.sums(lambda place: self._least(place, place in converting, LeastFigures.figures, "figures"))
         memory = None
@@ -133,11 +138,44 @@ class RelaxedPipelines:
                 lambda place: self._least(place, place in converting, lambda one: one.priced(prices, flights), "priced")
             )
             memory = PricedMemory(prices, flights, priced, sums[:, STEP] - sums[:, UPDATE], sums[:, UPDATE])
-        rows = _options(problem, micro, sums, ranges)
+        rows = self._options(sums, ranges)
         shapes = interleavings(problem) if "interleaved" in problem.schedules else ()
         interleaved_s = _least_interleaved_s([Interleaved(problem, rows, micro, *shape) for shape in shapes], memory)
         names = [name for name in (*problem.schedules, *problem.later) if name != "interleaved"]
         return _Bounds(interleaved_s, tuple(Bound(problem, rows, one, micro, memory=memory) for one in names))
+
+    @property
+    def _of_last_size(self) -> int:
+        return self.batch // cut_batch(self.batch, self.microbatches)[1]
+
+    def _options(self, sums: Floats, ranges: _Ranges) -> StageOptions:
+        """Rows as the stage programme takes them; what `sums` do not have is free."""
+        problem, mesh, micro = self.problem, ranges.mesh, self.microbatches
+        each, last = cut_batch(self.batch, micro)
+        work_s, cross_s, nothing = last / each * sums[:, WORK], last / each * sums[:, CROSS], np.zeros(len(mesh))
+        step_s = sums[:, STEP] * self.batch / (micro * each)
+        more_s = np.maximum(micro * sums[:, HOST], step_s) - self._of_last_size * work_s
+        classes, limits = len(problem.meshes), np.array([float(one.memory_bytes) for one in problem.meshes])
+        return StageOptions(
+            points=(),
+            begin=ranges.begin,
+            end=ranges.end,
+            mesh=mesh,
+            enter=mesh,
+            leave=mesh,
+            group=np.arange(len(mesh)),
+            forward_s=cross_s,
+            input_s=nothing,
+            weight_s=work_s - cross_s,
+            fixed_s=np.maximum(0.0, more_s),
+            static_bytes=sums[:, STATIC],
+            held_bytes=sums[:, STATIC],
+            resident_bytes=nothing,
+            restored_bytes=nothing,
+            limit_bytes=limits[mesh],
+            enters=tuple((place, None) for place in range(classes)),
+            crossing_s=np.zeros((len(problem.all_cuts), classes, classes)),
+        )
 
     @cached_property
     def _prices(self) -> tuple[Floats, Floats]:
@@ -182,31 +220,3 @@ def _least_interleaved_s(shapes: Sequence[Interleaved], memory: PricedMemory | N
         priced_s = one.least_in_memory_s(memory) if memory else 0.0
         heapreplace(heap, (max(found_s, priced_s, one.fullest_s(memory)), number, True))
     return inf
-
-
-def _options(problem: StageProblem, microbatches: int, sums: Floats, ranges: _Ranges) -> StageOptions:
-    """Rows as the stage programme takes them; what `sums` do not have is free."""
-    classes, mesh = len(problem.meshes), ranges.mesh
-    cross_s, nothing = sums[:, CROSS], np.zeros(len(mesh))
-    more_s = np.maximum(microbatches * sums[:, HOST], sums[:, STEP]) - microbatches * sums[:, WORK]
-    limits = np.array([float(one.memory_bytes) for one in problem.meshes])
-    return StageOptions(
-        points=(),
-        begin=ranges.begin,
-        end=ranges.end,
-        mesh=mesh,
-        enter=mesh,
-        leave=mesh,
-        group=np.arange(len(mesh)),
-        forward_s=cross_s,
-        input_s=nothing,
-        weight_s=sums[:, WORK] - cross_s,
-        fixed_s=np.maximum(0.0, more_s),
-        static_bytes=sums[:, STATIC],
-        held_bytes=sums[:, STATIC],
-        resident_bytes=nothing,
-        restored_bytes=nothing,
-        limit_bytes=limits[mesh],
-        enters=tuple((place, None) for place in range(classes)),
-        crossing_s=np.zeros((len(problem.all_cuts), classes, classes)),
-    )
