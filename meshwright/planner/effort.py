@@ -59,7 +59,7 @@ class Effort:
 
     probed: nodes of which one sharding is traced, once something fits.
     refined: of these, nodes that are searched with mixtures of shardings.
-    slower: times the incumbent, above which a node's first sharding says that the node is not worth that.
+    slower: times the incumbent, above which a node's first sharding is not traced.
     shardings: traced for a node that is refined.
     enumerated: partial choices of every sharding of a tiny program, once the search is over; none where it has more.
     near: a bound that is nearer to the incumbent than this part is not pursued: tracing takes longer than it saves.

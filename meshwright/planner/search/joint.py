@@ -200,16 +200,19 @@ class _State:
     def refine_probed(self) -> None:
         """Searches the most promising probed nodes in full; where none fits, more micro-batches come first."""
         reached = [(min(step_s, self._sweep_step_s(node)), node, one) for step_s, node, one in self.probed]
-        order = sorted(reached, key=lambda one: (one[0], -one[1].microbatches))
+        order = sorted(reached, key=lambda one: (self._expected_s(*one[:2]), -one[1].microbatches))
         for step_s, node, mesh_search in order[: self.effort.refined]:
-            promising = step_s == inf or step_s <= self.effort.slower * self.incumbent_s
+            promising = self.best is None or self._expected_s(step_s, node) < self.incumbent_s
             promising &= not (STOP.requested and self.best)
             if promising and node.bound.seconds < self.near_s:
-                before_s, mesh_search.incumbent_s = self.incumbent_s, self.cutoff_s(node.candidate.axes)
+                mesh_search.incumbent_s = self.cutoff_s(node.candidate.axes)
                 self._take(node, mesh_search.fastest(node.bound.price) or mesh_search.otherwise())
                 self.log.expanded(_node(node), "searched with mixtures of shardings", node.bound.seconds, step_s)
-                if (1 - self.effort.near) * before_s < self.incumbent_s < inf and self.effort.near:
-                    return  # the most promising node improved the incumbent by too little to search another
+
+    def _expected_s(self, step_s: float, node: SearchNode) -> float:
+        """Mixtures of shardings are taken to end half way between a node's first plan and its bound. Where nothing
+        fitted there, the incumbent stands for that plan."""
+        return ((self.incumbent_s if step_s == inf else step_s) + node.bound.seconds) / 2
 
     def _sweep_step_s(self, node: SearchNode) -> float:
         """The fastest step that a sweep of budgets has found on a node."""
