@@ -26,16 +26,32 @@ FIGURES = ("step_time_s", "peak_mem_GB", "mfu", "inter_node_GBps_per_gpu")
 """What a row may leave out, but not have wrong."""
 SIZES = ("num_gpus", "gpus_per_node", "tp", "pp", "dp", "cp", "ep", "vpp")
 PRECISIONS = {
-    **dict.fromkeys(("bf16", "bfloat16", "mixed"), "mixed"),
-    **dict.fromkeys(("fp16", "float16"), "fp16"),
-    **dict.fromkeys(("fp8", "float8"), "fp8"),
+    **dict.fromkeys(("bf16", "bfloat16", "mixed", "bf16_mixed"), "mixed"),
+    **dict.fromkeys(("fp16", "float16", "half", "fp16_mixed"), "fp16"),
+    **dict.fromkeys(("fp8", "float8", "fp8_e4m3", "fp8_hybrid", "fp8_tensorwise"), "fp8"),
+    **dict.fromkeys(("fp8_rowwise", "float8_rowwise"), "fp8-rows"),
     **dict.fromkeys(("fp32", "float32"), "fp32"),
     "tf32": "tf32",
 }
 FLAGS = {**dict.fromkeys(("true", "1", "yes"), "true"), **dict.fromkeys(("false", "0", "no"), "false")}
 STATUSES = {name: name for name in ("ok", "oom", "crash")}
-ATTENTION = {"flash": "flash", "unfused": "unfused"}
-SCHEDULES = {name: name for name in ORDERS} | {"zero_bubble": "zero-bubble", "interleaved": "1f1b"}
+FAMILIES = {name: name for name in ("gpt", "llama", "moe", "mpt")}
+ATTENTION = {
+    **dict.fromkeys(("flash", "flash_attention", "fused", "sdpa"), "flash"),
+    **dict.fromkeys(("unfused", "eager", "math"), "unfused"),
+}
+SCHEDULES = {
+    **{name.replace("-", "_"): name for name in ORDERS},
+    **dict.fromkeys(("none", "interleaved", "interleaved_1f1b", "1f1b_interleaved"), "1f1b"),
+    "afab": "gpipe",
+}
+"""What is interleaved is told by `vpp`."""
+RECOMPUTE = {**{name: name for name in ("none", "full", "selective", "partial")}, "no": "none", "false": "none"}
+CONTEXT = {
+    **dict.fromkeys(("ring", "p2p"), "ring"),
+    **dict.fromkeys(("all_gather", "allgather"), "all_gather"),
+    **dict.fromkeys(("all_to_all", "alltoall", "a2a", "ulysses"), "all_to_all"),
+}
 LARGEST = {"layers": 10_000, "pp": 10_000, "vpp": 10_000, "num_gpus": 1_000_000}
 """What a column may hold at most, where that is less than ten million."""
 UNFORESEEN = (ArithmeticError, ValueError, LookupError, TypeError, AssertionError, MemoryError)
@@ -106,16 +122,14 @@ def _flag(row: Row, name: str) -> bool:
 
 def _word(row: Row, name: str, words: dict[str, str]) -> str:
     """What a cell says, in one spelling; nothing where it is empty."""
-    text = (row.get(name) or "").lower()
+    text = re.sub(r"[\s-]", "_", (row.get(name) or "").lower())
     if text and text not in words:
         raise Refused(f"{name} is {row[name][:SHOWN]!r}, expected one of {', '.join(words)}")
     return words.get(text, "")
 
 
 def _model(row: Row, habits: Habits) -> Transformer:
-    family = row.get("family") or "gpt"
-    if family not in ("gpt", "llama", "moe", "mpt"):
-        raise Refused(f"family {family}")
+    family = _word(row, "family", FAMILIES) or "gpt"
     hidden, experts = number(row, "hidden"), number(row, "num_experts")
     rms = family in ("llama", "moe")
     ffn = number(row, "ffn", 4 * hidden)
@@ -156,16 +170,16 @@ def _latent(text: str) -> LatentAttention | None:
 
 
 def _configuration(row: Row, model: Transformer, habits: Habits) -> Configuration:
-    dp, pp, note = number(row, "dp"), number(row, "pp"), row.get("note") or ""
+    pp, note = number(row, "pp"), row.get("note") or ""
+    taken = number(row, "tp") * pp * number(row, "cp")
+    dp = number(row, "dp", max(1, number(row, "num_gpus") // taken))
     stages = _numbers(row, "stage_layers", pp)
-    recompute = row.get("recompute") or "none"
+    recompute = _word(row, "recompute", RECOMPUTE) or "none"
     recomputed = _numbers(row, "stage_recompute_layers", pp) if recompute == "partial" else ()
     recompute = {"partial": "none", "selective": habits.selective}.get(recompute, recompute)
-    precision = PRECISIONS.get((row.get("precision") or "bf16").lower())
+    precision = _word(row, "precision", PRECISIONS) or "mixed"
     if precision == "fp8" and "rowwise" in note:
         precision = "fp8-rows"
-    if precision is None:
-        raise Refused(f"precision {row.get('precision')}")
     given = Configuration(
         dp=dp,
         tp=number(row, "tp"),
@@ -191,7 +205,7 @@ def _configuration(row: Row, model: Transformer, habits: Habits) -> Configuratio
         offload=_offload(row, pp),
         fused=habits.fused,
         separate=habits.separate,
-        context=row.get("cp_comm") or habits.context,
+        context=_word(row, "cp_comm", CONTEXT) or habits.context,
         stage_layers=stages,
         recomputed=recomputed,
         scatter=habits.scatter,
@@ -247,13 +261,15 @@ def _offload(row: Row, stages: int) -> tuple[float, ...]:
 
 
 def _cluster(row: Row, habits: Habits) -> Cluster:
-    count, each = number(row, "num_gpus"), number(row, "gpus_per_node", 8)
+    mixed = row["gpu"] == "mixed"
+    most = 8 if mixed else min(8, HOSTS[ALIASES[device_name(row["gpu"])]].devices)
+    count, each = number(row, "num_gpus"), number(row, "gpus_per_node", most)
     hosts, each = (1, count) if count <= each else (count // each, each)
     if hosts * each != count:
         raise Refused(f"{count} devices on hosts of {each}")
     locked = re.search(r"clocks_locked_(\d+)MHz", row.get("note") or "")
-    tf32 = (row.get("precision") or "") == "tf32"
-    if row["gpu"] == "mixed":
+    tf32 = _word(row, "precision", PRECISIONS) == "tf32"
+    if mixed:
         return _mixed(row.get("device_types") or "", count, each, "tf32_only_on_3090" in (row.get("note") or ""))
     network = row.get("inter_node_GBps_per_gpu") or ""
     return _built(row["gpu"], hosts, each, network, locked[1] if locked else "", tf32, habits.network)

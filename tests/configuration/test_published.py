@@ -72,12 +72,26 @@ def test_rows_that_cannot_be_modelled_are_listed_and_the_rest_scored(tmp_path: P
     assert len(other["not_modelled"]) == 1
 
 
-def test_spellings_of_precisions_and_devices_are_one(tmp_path: Path) -> None:
-    same = [{"precision": "BF16"}, {"precision": "bfloat16"}, {"gpu": "NVIDIA H100 SXM5 80GB"}, {"gpu": "h100"}]
+def test_spellings_of_one_value_are_one(tmp_path: Path) -> None:
+    same = [
+        {"precision": "BF16"}, {"precision": "bfloat16"}, {"precision": "bf16-mixed"}, {"gpu": "NVIDIA H100 SXM5 80GB"},
+        {"gpu": "h100"}, {"attention": "SDPA"}, {"schedule": "interleaved-1F1B"}, {"recompute": "No"},
+        {"family": "LLaMA"}, {"cp_comm": "p2p"},
+    ]  # fmt: skip
     found = _score(tmp_path, [ROW, *(ROW | {"row_id": str(i)} | change for i, change in enumerate(same, 1))])["mine"]
     assert isinstance(found, dict)
     assert found["not_modelled"] == []
     assert len({step for _, step in found["steps"]}) == 1
+
+
+def test_what_other_columns_tell_may_be_left_out(tmp_path: Path) -> None:
+    """The data-parallel ranks, and of devices with fewer than eight in a host how many are."""
+    small = ROW | {"gpu": "GH200-96GB", "gpus_per_node": "4"}
+    for row, name in ((ROW, "dp"), (small, "gpus_per_node")):
+        found = _score(tmp_path, [row, row | {"row_id": "1", name: ""}])["mine"]
+        assert isinstance(found, dict)
+        assert found["not_modelled"] == []
+        assert len({step for _, step in found["steps"]}) == 1
 
 
 def test_a_byte_order_mark_and_blanks_around_columns_and_cells_are_nothing(tmp_path: Path) -> None:
