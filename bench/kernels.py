@@ -138,6 +138,8 @@ def collectives(row: Row) -> Scored:
 
 def gemm(row: Row) -> Scored:
     name, kind = device(row), dtype(row)
+    if kind not in ("bfloat16", "float16") and kind.removesuffix("_block") not in dict(GPUS[name].device.peaks):
+        raise Refused(f"no unit for {kind} on {name}")
     m, n, k = (whole(row, column) for column in "mnk")
     seconds = profile(name).matmul_s("nt", kind, ITEM_BYTES[kind], m, n, k)
     large = ("m >= 2048, n and k >= 1024",) if m >= 2048 and min(n, k) >= 1024 else ()

@@ -77,6 +77,7 @@ H100-SXM-80GB,bfloat16,4096,4096,4096,200
 h100,fp8,4096,4096,4096,120
 TPU-v9,bfloat16,4096,4096,4096,200
 H100-SXM-80GB,int3,4096,4096,4096,200
+A100-SXM-80GB,fp8,4096,4096,4096,200
 H100-SXM-80GB,bfloat16,0,4096,4096,200
 H100-SXM-80GB,bfloat16,4096,4096,4096,-1
 H100-SXM-80GB,bfloat16,4096,4096,x,200
@@ -95,10 +96,11 @@ def test_the_bench_lists_what_it_cannot_score_and_scores_the_rest(
     assert set(found["groups"]) == {"H100-SXM-80GB/gemm/bfloat16", "H100-SXM-80GB/gemm/fp8"}
     assert all(group["rows"] == 1 and group["mean_abs_error"] < 0.5 for group in found["groups"].values())
     reasons = [one["reason"] for one in found["skipped"]]
-    assert len(reasons) == 7
-    for text in ("TPU-v9", "int3", "m is 0", "time_us is -1", "k is 'x'", "without the columns hidden", "missing.csv"):
+    expected = ("TPU-v9", "int3", "no unit for float8 on A100-SXM-80GB", "m is 0", "time_us is -1", "k is 'x'")
+    assert len(reasons) == 8
+    for text in (*expected, "without the columns hidden", "missing.csv"):
         assert any(text in reason for reason in reasons), text
-    assert "left out: 7" in capsys.readouterr().out
+    assert "left out: 8" in capsys.readouterr().out
 
 
 def test_the_bench_lists_tables_and_rows_that_can_not_be(tmp_path: Path) -> None:
