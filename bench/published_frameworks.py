@@ -40,6 +40,7 @@ class Habits:
     first_rank: bool = False
     last_rank: bool = False
     separate: bool = False
+    repeats: bool = False
     scatter: bool = True
     half_gradients: bool = False
     recorded: bool = False
@@ -112,12 +113,14 @@ TORCHTITAN = Habits(
     context="pieces",
     attention="flash2",
     separate=True,
+    repeats=True,
     last_rank=True,
     loss="half",
     casts=False,
 )
 """pytorch/torchtitan, December 2024 to June 2025. Memory is what PyTorch's allocator has reserved at most, on the first
-rank of the last stage (`metrics.py`). Projections are single products, of which selective recomputation keeps every
+rank of the last stage (`metrics.py`). Keys and values are repeated for all heads (`models/llama/model.py`,
+`repeat_kv`). Projections are single products, of which selective recomputation keeps every
 second (`parallelize_llama.py`). The loss is compiled with the rest: its kernel reads logits in bfloat16 and writes
 their gradient, and casts to float8 are part of the kernels around them. In December 2024 the loss was not compiled
 (e8977b007): PyTorch's own in float32, as the memory of those rows shows."""

@@ -205,6 +205,7 @@ def _configuration(row: Row, model: Transformer, habits: Habits) -> Configuratio
         offload=_offload(row, pp),
         fused=habits.fused,
         separate=habits.separate,
+        repeats=habits.repeats,
         context=_word(row, "cp_comm", CONTEXT) or habits.context,
         stage_layers=stages,
         recomputed=recomputed,

@@ -41,6 +41,7 @@ class Configuration:
     gradients: dtype in which they are held until the step.
     fused: chains of elementwise ops are single kernels.
     separate: queries, keys and values, and the two products of a gated MLP, are products of their own.
+    repeats: keys and values are repeated for all heads of queries before attention.
     context: how attention sees the whole sequence under cp; `pieces` as PyTorch does, one rank's keys after the other.
     stage_layers: layers of each stage, in order.
     recomputed: how many layers of each stage are recomputed where not all are.
@@ -82,6 +83,7 @@ class Configuration:
     gradients: str = "float32"
     fused: bool = True
     separate: bool = False
+    repeats: bool = False
     context: str = "ring"
     stage_layers: tuple[int, ...] = ()
     recomputed: tuple[int, ...] = ()

@@ -137,6 +137,10 @@ class Layers:
             self._backward_reduce(block, x)
         if model.rms:
             self._rotary(block, (heads + key_heads) * size)
+        if self.given.repeats and key_heads < heads:
+            for _ in range(2):
+                self._copied(block, self.tokens, heads * size)
+            key_heads = heads
         made = self._core(block, heads, key_heads, size, size)
         return block.linear(made, model.hidden, model.bias)
 

@@ -338,6 +338,26 @@ def test_half_precision_buffers_of_gradients_are_added_up_with_less_traffic() ->
     assert wide.backward_weight_s - narrow.backward_weight_s == pytest.approx(lost, rel=1e-3)
 
 
+def test_keys_and_values_that_are_repeated_cost_a_copy_and_attention_over_as_many_heads() -> None:
+    cluster = load_cluster("h100:1x8")
+    plain, repeated = (mw.price("llama3-8b", cluster, ("zero=3", f"repeats={on}")).step_s for on in ("off", "on"))
+    assert plain < repeated < 1.05 * plain
+    same = [mw.price("gpt-1.3b", cluster, ("zero=3", f"repeats={on}")).step_s for on in ("off", "on")]
+    assert same[0] == same[1]  # as many heads of keys as of queries
+
+
+def test_a_device_may_keep_another_part_of_its_speed_in_attention() -> None:
+    """A card limited to 500 W slows in attention too."""
+    cluster = load_cluster("h100-96gb:1x8")
+    device = cluster.devices[0]
+    assert device.achievable_fraction("sustained_attention") == pytest.approx(0.85)
+    without = tuple(one for one in device.achievable if one.kind != "sustained_attention")
+    cooler = replace(cluster, devices=(replace(device, achievable=without),))
+    pins = ("zero=3", "recompute=full", "attention=flash2")
+    limited, free = (mw.price("llama3-8b?seq=32768", one, pins).step_s for one in (cluster, cooler))
+    assert 1.05 * free < limited < free / 0.85
+
+
 def test_a_device_may_keep_another_part_of_its_speed_in_float8() -> None:
     """B200's steps in bfloat16 lose a third of its products' speed, those in float8 nothing."""
     b200 = device_of("B200-SXM")

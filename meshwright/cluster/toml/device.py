@@ -32,7 +32,7 @@ _FIGURES = {
     "profile": "profile",
 }
 """Fields of the file, and the figures of a Device that they are."""
-_OP_KINDS = ("matmul", "attention", "convolution", "memory", "sustained", "sustained_float8")
+_OP_KINDS = (*("matmul", "attention", "convolution", "memory", "sustained", "sustained_float8", "sustained_attention"),)
 
 
 def read_device(name: str, table: Table, nearest: Nearest) -> Device:
