@@ -315,19 +315,19 @@ class OneDeviceSearch:
         exact = len(self.request.program.segments) <= FEW
         every = self.numbers if exact or self.method in FIXED else {self.numbers[0], self.numbers[-1]}
         method = "flat" if self.host else self.method  # as plans that offload are searched
-        refusals = [(self._leanest_curves(number).refusal(method, self.room), number) for number in every]
-        error, number = min(refusals, key=lambda one: (one[0].least_bytes, one[1]))
-        device, least = self.mesh.device, self._smallest_room(number, error.least_bytes)
+        found = [(*self._leanest_curves(number).least(method, self.room), number) for number in every]
+        counted_bytes, how, number = min(found, key=lambda one: (one[0], one[2]))
+        device, least = self.mesh.device, self._smallest_room(number, counted_bytes)
         needed = least if self.request.memory_bytes is None else budget_bytes(least, device)
         lost = f"; {show_bytes(needed - least)} of it may be lost by the allocator" if needed > least else ""
         limit = budget_bytes(least, device)
         if self.request.memory_bytes is None and limit > least:
             lost = f" (as --memory on a larger device {show_enough(limit)}, of which the allocator may lose some)"
         by = "" if self.method == "auto" else f" with recompute={self.method}"
-        exact &= self.host is None and least == error.least_bytes
+        exact &= self.host is None and least == counted_bytes
         sure = "one byte less is refused" if exact else "less may be enough"
         more = needed - (self.room if self.request.memory_bytes is None else self.request.memory_bytes)
-        cut = ("in one micro-batch" if number == 1 else f"in {number} micro-batches") + error.how
+        cut = ("in one micro-batch" if number == 1 else f"in {number} micro-batches") + how
         cut += ", with weights and optimizer state on the host" if self.host else ""
         return NoRoomError(
             f"no plan fits{by} in {show_limit(self.request.memory_bytes or self.room)} on one device ({device.name})",

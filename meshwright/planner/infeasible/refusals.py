@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from meshwright.cluster import Cluster
 from meshwright.errors import PlanError, counted
 from meshwright.pins.stages import PipelinePins
-from meshwright.plan.units import show_bytes, show_enough
+from meshwright.plan.units import show_bytes
 from meshwright.planner.infeasible.min_memory import MemoryNeeded
 
 TO_HOST = "put optimizer state on the host (--pin offload=auto, in Python pins='offload=auto')"
@@ -15,51 +13,11 @@ TO_HOST = "put optimizer state on the host (--pin offload=auto, in Python pins='
 
 
 class NoRoomError(PlanError):
-    """A memory limit on one device that no plan fits.
+    """A memory limit on one device that no plan fits. least_bytes: the budget that it names, in which one does."""
 
-    least_bytes: the budget that the message names, in which a plan fits.
-    how: what that plan does to save memory, as the end of a sentence.
-    """
-
-    def __init__(self, given: str, expected: str, todo: str, least_bytes: int, how: str = "") -> None:
+    def __init__(self, given: str, expected: str, todo: str, least_bytes: int) -> None:
         super().__init__(given, expected, todo)
-        self.least_bytes, self.how = least_bytes, how
-
-
-@dataclass(frozen=True, slots=True)
-class SmallestBudgets:
-    """Smallest budgets found for one device and one number of micro-batches, in bytes.
-
-    flat: every segment runs forward once and nothing is offloaded; proven.
-    offloaded: activations may be offloaded to the host as well.
-    all: the method that was asked for.
-    """
-
-    flat: int
-    offloaded: int
-    all: int
-
-    def refusal(self, budget: int, device: str, static_bytes: int, chunks: int, method: str = "auto") -> NoRoomError:
-        """static_bytes: parameters, optimizer states and the batch. chunks: the most of the last segment."""
-        tail = f", the tail in {chunks} chunks" if chunks > 1 and method != "rotor" else ""
-        auto = "" if method == "auto" else "leave the method to auto, "
-        pinned = "" if method == "auto" else f" with recompute={method}"
-        size = f"{self.all:,} bytes ({show_enough(self.all)})"
-        saved = "in the order that takes least" if method in ("rotor", "nested") else f"everything recomputed{tail}"
-        return NoRoomError(
-            f"no plan fits{pinned} in {show_bytes(budget)} on one device ({device})",
-            f"{f'at least {size}' if method == 'flat' else f'{size} are enough'}: {show_bytes(static_bytes)} of "
-            f"parameters, optimizer and batch, {saved}{self._how(method)}",
-            f"raise the limit, {auto}make the batch smaller",
-            self.all,
-            self._how(method),
-        )
-
-    def _how(self, method: str) -> str:
-        if self.all == self.flat or method != "auto":
-            return ""
-        how = "values wait on the host" if self.all == self.offloaded else "layers run forward more than once"
-        return f", {how}"
+        self.least_bytes = least_bytes
 
 
 def refuse_one_stage(

@@ -21,7 +21,7 @@ from meshwright.plan import Choice, Plan
 from meshwright.plan.units import show_bytes, show_enough
 from meshwright.planner.effort import FEW, MOST_UNITS, NEAR
 from meshwright.planner.infeasible.min_memory import smallest_budget
-from meshwright.planner.infeasible.refusals import NoRoomError, SmallestBudgets
+from meshwright.planner.infeasible.refusals import NoRoomError
 from meshwright.planner.memory.instances import Chosen, Instance, least_peak_bytes, peak_of, solve_instances
 from meshwright.planner.memory.methods import fixed_ways, order_by
 from meshwright.planner.memory.plans import with_kept
@@ -106,7 +106,13 @@ class Curves:
         budget = budget_bytes if budget_bytes is not None else self.plan.mesh.device.usable_bytes
         found = self.find(budget, budget_bytes, method)
         if found is None:
-            raise self.refusal(method, budget)
+            least, how = self.least(method, budget)
+            raise NoRoomError(
+                f"no plan with recompute={method} fits in {show_bytes(budget)} on one device",
+                f"{least:,} bytes ({show_enough(least)}) are enough{how}",
+                "raise the limit or make the batch smaller",
+                least,
+            )
         return found
 
     def find(self, budget: int, budget_bytes: int | None, method: str, nest: bool = True) -> Plan | None:
@@ -132,16 +138,6 @@ class Curves:
                 steps = tuple(f"{kind} {index}" for kind, index in order.steps)
                 return self.written(order.picked, budget_bytes, order.seconds - self.fastest_s, steps)
         return flat
-
-    def refusal(self, method: str, budget: int) -> NoRoomError:
-        """Why no plan is within the budget, and the smallest budget that has one."""
-        if method in FIXED:
-            return _too_much(method, self.peak_of(self.fixed(method)), budget, self.plan)
-        if method == "sqrt":
-            return _too_much(method, self._chen_bytes(), budget, self.plan)
-        chunks = max(kept.chunks for kept in self.options[-1])
-        least = self.least(method, budget)
-        return least.refusal(budget, self.plan.mesh.device.name, self.static_bytes, chunks, method)
 
     def written(
         self, picked: Sequence[RematPoint], budget_bytes: int | None, slower_s: float, order: tuple[str, ...] = ()
@@ -187,29 +183,33 @@ class Curves:
             )
             yield replace(self, options=options, static_bytes=self.static_bytes + aside)
 
-    def least(self, method: str = "auto", refused: int = 0) -> SmallestBudgets:
-        """The smallest budgets that have a plan.
+    def least(self, method: str, refused: int) -> tuple[int, str]:
+        """(the smallest budget that has a plan, what that plan does besides recomputing, as the end of a sentence).
 
         refused: a budget in bytes that has none.
-        With many segments nested orders are not searched for their smallest budget unless `method` names them.
+        By `auto` nested orders are not searched for their smallest budget where segments are many.
         """
-        flat, static, segments = self.least_bytes, self.static_bytes, len(self.options)
-        offloading = min((curves.least_bytes for curves in self.with_offload()), default=flat)
+        if method in FIXED:
+            return self.peak_of(self.fixed(method)), ""
+        if method == "sqrt":
+            order = order_by(self.chained(), "sqrt", 0)
+            return self.static_bytes + max(order.peak_bytes if order else 0, sum(self.gradients)), ""
+        least = flat = self.least_bytes
+        static, segments = self.static_bytes, len(self.options)
         low = max(0, refused - static, sum(self.gradients) - 1)
-        if method == "flat" or (method == "auto" and (segments > 2 * FEW or low >= flat - static)):
-            return SmallestBudgets(flat, offloading, flat if method == "flat" else min(flat, offloading))
-        chained, order = self.chained(), "nested" if method == "auto" else method
+        if method in ORDERED or (method == "auto" and segments <= 2 * FEW and low < flat - static):
+            chained, order_method = self.chained(), "nested" if method == "auto" else method
 
-        def fits(room: int) -> bool:
-            flatly = method == "auto" and static + room >= flat
-            return flatly or order_by(chained, order, room) is not None
+            def fits(room: int) -> bool:
+                flatly = method == "auto" and static + room >= flat
+                return flatly or order_by(chained, order_method, room) is not None
 
-        nested = static + smallest_budget(fits, low, max(low + 1, flat - static), segments)
-        return SmallestBudgets(flat, offloading, min(nested, offloading) if method == "auto" else nested)
-
-    def _chen_bytes(self) -> int:
-        order = order_by(self.chained(), "sqrt", 0)
-        return self.static_bytes + max(order.peak_bytes if order else 0, sum(self.gradients))
+            least = static + smallest_budget(fits, low, max(low + 1, flat - static), segments)
+        offloading = min((curves.least_bytes for curves in self.with_offload()), default=flat)
+        if method != "auto" or flat <= min(least, offloading):
+            return least, ""
+        waiting, nested = ", values wait on the host", ", layers run forward more than once"
+        return (offloading, waiting) if offloading <= least else (least, nested)
 
     def chained(self) -> Chained:
         """The chain for a search of nested orders."""
@@ -224,16 +224,6 @@ class Curves:
     def _may_nest(self, found: Chosen | None) -> bool:
         """Whether a nested order is worth its search: nothing else fits, or what fits recomputes much."""
         return found is None or (len(self.options) <= MOST_UNITS and found.seconds > (1 + NEAR) * self.fastest_s)
-
-
-def _too_much(method: str, peak: int, budget: int, plan: Plan) -> NoRoomError:
-    """The refusal of a method that needs one fixed amount of memory."""
-    return NoRoomError(
-        f"{method} takes more than {show_bytes(budget)} on one device ({plan.mesh.device.name})",
-        f"at least {peak:,} bytes ({show_enough(peak)})",
-        "raise the limit, leave the method to auto, make the batch smaller",
-        peak,
-    )
 
 
 def with_chosen(found: Curves, chosen: Chosen, budget_bytes: int | None) -> Plan:
