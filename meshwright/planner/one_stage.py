@@ -40,13 +40,13 @@ from meshwright.planner.infeasible.min_memory import (
 from meshwright.planner.infeasible.refusals import refuse_method, refuse_one_stage
 from meshwright.planner.interrupt import STOP
 from meshwright.planner.memory.offload import can_offload
-from meshwright.planner.memory.refine import refine
 from meshwright.planner.realize import assemble, draft
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.joint import joint_search
 from meshwright.planner.search.keep_all import Candidate, SearchResult, anyway, search
 from meshwright.planner.search.proof import prove
 from meshwright.planner.search.shard_then_remat import sweep_budgets
+from meshwright.planner.search.task import StageTask
 from meshwright.planner.search_log import SearchRecorder
 from meshwright.planner.sharding.model import ShardingModel
 from meshwright.planner.space.candidates import candidates_on, tight_candidates
@@ -121,8 +121,8 @@ class OneStageSearch:
         budget = self.budget
         limit_s = (best.predicted.step_s if best else inf) * (1 + self.simpler_within)
         if self.method not in (*ANYWHERE, "flat"):
-            plan = sweep_budgets(self.first, budget, self._refined, None)
-            return plan or self._min_memory_plan(), min(found.floors.values())
+            plan = sweep_budgets(self.first, budget, self._task.refined, None)
+            return plan or min_memory_plan(self._task, self.first), min(found.floors.values())
         bound_s = found.bound_s
         for _ in range(RETRIES):
             plan = self._assemble(*found.best) if found.best else None
@@ -139,31 +139,17 @@ class OneStageSearch:
                 more = self._keep_all(budget, best.predicted.step_s if best else inf)
                 if more.best or more.slower != found.slower:
                     return self.search(best, more)
-            best = best or self._min_memory_plan()
+            best = best or min_memory_plan(self._task, self.first)
         if self.recompute and self.request.effort.enumerated and not STOP.requested:
-            best, proven_s = self._prove(best)
+            best, proven_s = prove(self.candidates, self._task, best)
             bound_s = max(bound_s, proven_s)
         return best, bound_s
 
-    def _refined(self, chain: Chain, shardings: ShardingModel) -> Plan | None:
-        return refine(self._draft(chain, shardings), self.program, self.budget, method=self.method)
-
-    def _min_memory_plan(self) -> Plan | None:
-        return min_memory_plan(self.first, self.budget, self.program, self._draft, self.method)
-
-    def _prove(self, best: Plan | None) -> tuple[Plan | None, float]:
-        """The search of a tiny program by enumeration of its shardings."""
-        return prove(
-            self.candidates,
-            self.program,
-            self.budget,
-            self._draft,
-            best,
-            self.log,
-            self.request.effort.enumerated,
-            self.simpler_within,
-            self.method,
-        )
+    @property
+    def _task(self) -> StageTask:
+        request = self.request
+        limits = (self.method, self.simpler_within, request.effort, request.gap)
+        return StageTask(self.program, self.budget, self._draft, *limits, self.log)
 
     def _make_candidates(self) -> None:
         """The meshes that the pins allow."""
@@ -187,19 +173,7 @@ class OneStageSearch:
         kept: dict[str, Any] = {"drop": lambda: None}  # they are few, and asked many times
         chosen = [replace(candidates[place], **kept) for floor, place in later[: effort.refined] if floor < incumbent_s]
         self.jointly = first + chosen
-        best, bound_s = joint_search(
-            self.jointly,
-            self.program,
-            self.budget,
-            self._draft,
-            best,
-            self.log,
-            method=self.method,
-            simpler_within=self.simpler_within,
-            effort=effort,
-            gap=self.request.gap,
-            elsewhere=self.elsewhere,
-        )
+        best, bound_s = joint_search(self.jointly, self._task, best, self.elsewhere)
         return best, min([bound_s, *(floor for floor, _ in later[effort.refined :])])
 
     def _assemble(self, chain: Chain, shardings: ShardingModel) -> Plan:
@@ -239,22 +213,20 @@ class OneStageSearch:
         """A budget in which a plan by the method of activation checkpointing should fit."""
         found = [estimate_kept(one) for one in self._leanest] if self.method in ANYWHERE else []
         if self.recompute:
-            fixed = self.program, self._draft, self.method, self.budget
-            found += [estimate_by_method(one, *fixed) for one in self._leanest]
+            found += [estimate_by_method(one, self._task) for one in self._leanest]
         return min(found)
 
     def _tests(self, work: WorkBudget) -> tuple[list[FeasibilityTest], list[FeasibilityTest]]:
         """(quick, slow) parts of `search` as feasibility tests."""
-        shared: dict[str, Any] = {"program": self.program, "assemble": self._draft, "work": work}
-        min_memory = partial(feasible_min_memory, self._leanest, method=self.method, **shared)
+        task = self._task
+        min_memory = partial(feasible_min_memory, task, self._leanest, work)
         if self.method not in (*ANYWHERE, "flat"):
-            return [min_memory], [partial(feasible_by_budgets, self.first, method=self.method, **shared)]
+            return [min_memory], [partial(feasible_by_budgets, task, self.first, work)]
         kept = partial(feasible_kept, self.candidates if self._exact else self.first, program=self.program)
         if not self.recompute:
             return [kept], []
-        jointly = partial(feasible_jointly, self.jointly, method=self.method, **shared)
-        by_budgets = partial(feasible_by_budgets, self.jointly, method=self.method, **shared)
-        return [min_memory, kept], [jointly, by_budgets]
+        slow = (feasible_jointly, feasible_by_budgets)
+        return [min_memory, kept], [partial(one, task, self.jointly, work) for one in slow]
 
     @cached_property
     def _leanest(self) -> list[Candidate]:

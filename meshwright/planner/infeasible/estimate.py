@@ -18,7 +18,7 @@ from meshwright.planner.memory.options import RematOptions
 from meshwright.planner.memory.refine import least_peak
 from meshwright.planner.request import MOST_DEVICES
 from meshwright.planner.search.keep_all import Candidate
-from meshwright.planner.search.mesh_search import Assemble
+from meshwright.planner.search.task import StageTask
 from meshwright.price.parameter import Setting
 from meshwright.remat.inner import CHUNKS
 
@@ -60,16 +60,11 @@ def estimate_kept(candidate: Candidate) -> MemoryNeeded:
     return min(MemoryNeeded(least_bytes(candidate.shardings(number)), CUT_UP, number) for number in sorted(numbers))
 
 
-def estimate_by_method(
-    candidate: Candidate, program: Program, assemble: Assemble, method: str, refused_bytes: int
-) -> MemoryNeeded:
-    """A budget in which the leanest sharding of a mesh fits in the most micro-batches.
-
-    method: of activation checkpointing.
-    refused_bytes: a budget in which nothing fits.
-    """
+def estimate_by_method(candidate: Candidate, task: StageTask) -> MemoryNeeded:
+    """A budget in which the leanest sharding of a mesh fits in the most micro-batches; nothing fits in the task's."""
+    program, method, refused_bytes = task.program, task.method, task.budget_bytes
     shardings = candidate.shardings(candidate.microbatches[-1])
-    plan = assemble(chain_at(shardings, ANY_PRICE), shardings)
+    plan = task.assemble(chain_at(shardings, ANY_PRICE), shardings)
     any_way = method in ("auto", "flat")
     ways = RematOptions.of(plan, program, CHUNKS if any_way else ())
     low, segments = max(refused_bytes, ways.static_bytes), len(program.segments)

@@ -22,8 +22,9 @@ from meshwright.planner.memory.refine import refine
 from meshwright.planner.pipeline.search import PipelineSearch
 from meshwright.planner.search.dual_bound import DualBound, best_bound
 from meshwright.planner.search.keep_all import Candidate, search
-from meshwright.planner.search.mesh_search import FEWER, Assemble, MeshSearch, weighed
+from meshwright.planner.search.mesh_search import weighed
 from meshwright.planner.search.shard_then_remat import sweep_budgets
+from meshwright.planner.search.task import StageTask
 from meshwright.planner.sharding.model import ShardingModel
 from meshwright.price.parameter import Setting
 
@@ -39,16 +40,10 @@ def feasible_kept(candidates: list[Candidate], budget_bytes: int, *, program: Pr
 
 
 def feasible_jointly(
-    candidates: Sequence[Candidate],
-    budget_bytes: int,
-    *,
-    program: Program,
-    assemble: Assemble,
-    method: str,
-    work: WorkBudget,
+    task: StageTask, candidates: Sequence[Candidate], work: WorkBudget, budget_bytes: int
 ) -> MemoryNeeded | None:
     """Sharding and recomputation chosen jointly (`search.joint`), the most micro-batches first."""
-    offered = (lambda _, ways: ways.curves.options) if method == "flat" else None
+    task = replace(task, budget_bytes=budget_bytes)
     for shardings in _sharding_models(candidates, budget_bytes):
         work.spend()
         bound = DualBound(memory_free_bound_s(shardings), 0.0)
@@ -56,7 +51,7 @@ def feasible_jointly(
             bound = best_bound(some, budget_bytes, float("inf"), bound)
         if bound.seconds == float("inf"):
             continue
-        mesh_search = MeshSearch(shardings, program, budget_bytes, assemble, float("inf"), offered)
+        mesh_search = task.mesh_search(shardings, float("inf"))
         plan = mesh_search.fastest(bound.price) or mesh_search.otherwise()
         work.spend(len(mesh_search.traced))
         if plan is not None:
@@ -65,60 +60,41 @@ def feasible_jointly(
 
 
 def feasible_by_budgets(
-    candidates: list[Candidate],
-    budget_bytes: int,
-    *,
-    program: Program,
-    assemble: Assemble,
-    method: str,
-    work: WorkBudget,
+    task: StageTask, candidates: list[Candidate], work: WorkBudget, budget_bytes: int
 ) -> MemoryNeeded | None:
     """Sharded within larger budgets, then recomputed by the method (`sweep_budgets`)."""
+    task = replace(task, budget_bytes=budget_bytes)
 
     def refined(chain: Chain, shardings: ShardingModel) -> Plan | None:
         work.spend()
-        return refine(assemble(chain, shardings), program, budget_bytes, FEWER, method)
+        return task.refined(chain, shardings)
 
-    exactly = method not in ("auto", "flat")
+    exactly = task.method not in ("auto", "flat")
     plan = sweep_budgets(candidates, budget_bytes, refined, None, exactly=exactly, first=True)
     return needed_by(plan) if plan else None
 
 
 def feasible_min_memory(
-    candidates: Sequence[Candidate],
-    budget_bytes: int,
-    *,
-    program: Program,
-    assemble: Assemble,
-    method: str,
-    work: WorkBudget,
+    task: StageTask, candidates: Sequence[Candidate], work: WorkBudget, budget_bytes: int
 ) -> MemoryNeeded | None:
     """The leanest sharding of each mesh (`min_memory_plan`).
 
     Nested orders are tested for small programs alone, since those of long chains take longer than all other tests.
     """
     work.spend(len(candidates))
-    small = len(program.segments) <= FEW
-    plan = min_memory_plan(candidates, budget_bytes, program, assemble, method, nested=small)
+    small = len(task.program.segments) <= FEW
+    plan = min_memory_plan(replace(task, budget_bytes=budget_bytes), candidates, nested=small)
     return needed_by(plan) if plan else None
 
 
-def min_memory_plan(
-    candidates: Sequence[Candidate],
-    budget_bytes: int,
-    program: Program,
-    assemble: Assemble,
-    method: str,
-    nested: bool = True,
-) -> Plan | None:
+def min_memory_plan(task: StageTask, candidates: Sequence[Candidate], nested: bool = True) -> Plan | None:
     """The fastest plan on the leanest sharding of any mesh, in the most micro-batches.
 
-    method: of activation checkpointing.
     nested: nested orders are tried too, where the method allows them.
     """
     models = (candidate.shardings(candidate.microbatches[-1]) for candidate in candidates)
-    plans = (assemble(chain_at(shardings, ANY_PRICE), shardings) for shardings in models)
-    found = [refine(plan, program, budget_bytes, method=method, nested=nested) for plan in plans]
+    plans = (task.assemble(chain_at(shardings, ANY_PRICE), shardings) for shardings in models)
+    found = [refine(plan, task.program, task.budget_bytes, method=task.method, nested=nested) for plan in plans]
     return min((plan for plan in found if plan), key=lambda plan: plan.predicted.step_s, default=None)
 
 

@@ -13,54 +13,42 @@ from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from meshwright.capture.program import Program
 from meshwright.plan import Plan
 from meshwright.planner.chain.chains import Chain
-from meshwright.planner.effort import ANY_BYTES, CLOSE, EFFORTS, Effort
+from meshwright.planner.effort import ANY_BYTES, CLOSE
 from meshwright.planner.interrupt import STOP
 from meshwright.planner.memory.refine import refine
 from meshwright.planner.search.dual_bound import SearchNode, search_nodes, tightened
 from meshwright.planner.search.keep_all import Candidate, search
-from meshwright.planner.search.mesh_search import FEWER, Assemble, MeshSearch, is_same
+from meshwright.planner.search.mesh_search import MeshSearch, is_same
 from meshwright.planner.search.shard_then_remat import sweep_budgets
-from meshwright.planner.search_log import SearchRecorder, mesh_node, not_below
+from meshwright.planner.search.task import StageTask
+from meshwright.planner.search_log import mesh_node, not_below
 from meshwright.planner.sharding.model import ShardingModel
 
 
 def joint_search(
     candidates: list[Candidate],
-    program: Program,
-    budget_bytes: int,
-    assemble: Assemble,
+    task: StageTask,
     best: Plan | None,
-    log: SearchRecorder | None = None,
-    method: str = "auto",
-    simpler_within: float = 0.0,
-    effort: Effort = EFFORTS["default"],
-    gap: float = 0.0,
     elsewhere: Callable[[float], Plan | None] | None = None,
 ) -> tuple[Plan | None, float]:
     """(the fastest plan, or `best` where rematerialisation does not help; a lower bound on the step of all plans).
 
-    method: of activation checkpointing, `auto` or `flat`.
-    simpler_within: the plan of fewer mesh axes is taken where steps differ by less than this part.
-    effort: limits of the search, in work.
-    gap: a node is pruned if its bound is within this part of the incumbent.
     elsewhere: the best pipeline, if the bound of pipelines is below the given seconds.
     """
-    state = _State(program, budget_bytes, assemble, best, log or SearchRecorder(), method, simpler_within, effort, gap)
-    state.elsewhere = elsewhere
+    state, budget_bytes = _State(task, best, elsewhere), task.budget_bytes
     if STOP.requested and best:
         return best, 0.0
     if best is None:
         state.sweep(candidates)
         state.expand(list(search_nodes(candidates, budget_bytes, state.incumbent_s)))
     else:
-        near = max(min(CLOSE, effort.near), simpler_within, gap)
+        near = max(min(CLOSE, task.effort.near), task.simpler_within, task.gap)
         roomy = search(candidates, ANY_BYTES, limit_s=(1 - near) * state.incumbent_s, first=True, same=min(CLOSE, near))
         if roomy.best is None:  # more memory would not make it faster, nor does recomputing
             bound_s = min(state.incumbent_s, roomy.bound_s)
-            state.log.pruned("all meshes, recomputing", "no plan is faster even with unlimited memory", bound_s)
+            task.log.pruned("all meshes, recomputing", "no plan is faster even with unlimited memory", bound_s)
             return best, bound_s
         found = list(search_nodes(candidates, budget_bytes, state.incumbent_s, state.near_s))
         others = state.expand(found, improving=True)  # what it finds leaves fewer nodes to sweep
@@ -76,16 +64,9 @@ def joint_search(
 class _State:
     """The incumbent, the bounds of pruned nodes, the nodes probed, and the steps found by sweeps of budgets."""
 
-    program: Program
-    budget_bytes: int
-    assemble: Assemble
+    task: StageTask
     best: Plan | None
-    log: SearchRecorder
-    method: str
-    simpler_within: float
-    effort: Effort
-    gap: float = 0.0
-    elsewhere: Callable[[float], Plan | None] | None = None
+    elsewhere: Callable[[float], Plan | None] | None
     bounds: list[float] = field(default_factory=list)
     probed: list[tuple[float, SearchNode, MeshSearch]] = field(default_factory=list)
     sweep_steps: list[tuple[float, SearchNode]] = field(default_factory=list)
@@ -97,15 +78,15 @@ class _State:
     @property
     def near_s(self) -> float:
         """Nodes with a bound above this many seconds are pruned."""
-        return (1 - max(self.effort.near, self.gap)) * self.incumbent_s
+        return (1 - max(self.task.effort.near, self.task.gap)) * self.incumbent_s
 
     def cutoff_s(self, axes: int) -> float:
         """The seconds that a plan on a mesh of so many axes has to beat."""
         more = self.best is not None and len(self.best.stages) == 1 and axes > axes_of(self.best)
-        return self.incumbent_s * (1 - self.simpler_within) if more else self.incumbent_s
+        return self.incumbent_s * (1 - self.task.simpler_within) if more else self.incumbent_s
 
     def sweep(self, candidates: list[Candidate]) -> None:
-        sweep_budgets(candidates, self.budget_bytes, self._refined, self.best, exactly=False)
+        sweep_budgets(candidates, self.task.budget_bytes, self._refined, self.best, exactly=False)
 
     def sweep_open(self, candidates: list[Candidate], found: list[SearchNode]) -> None:
         """Sweeps budgets on the nodes that may still improve on the incumbent.
@@ -115,7 +96,7 @@ class _State:
         """
         chains: list[tuple[Chain, ShardingModel]] = []
         kept = _only(candidates, self.promising(found))
-        sweep_budgets(kept, self.budget_bytes, lambda *one: chains.append(one), self.best, exactly=False)
+        sweep_budgets(kept, self.task.budget_bytes, lambda *one: chains.append(one), self.best, exactly=False)
         for node in sorted(self.promising(found)):
             probed = [one.traced for _, other, one in self.probed if other.is_at(node.shardings())]
             for chain, shardings in reversed(chains):
@@ -125,7 +106,7 @@ class _State:
                     self.sweep_steps += [(plan.predicted.step_s, node)] if plan else []
 
     def _refined(self, chain: Chain, shardings: ShardingModel) -> Plan | None:
-        plan = refine(self.assemble(chain, shardings), self.program, self.budget_bytes, FEWER, self.method)
+        plan = self.task.refined(chain, shardings)
         self._better(plan)
         return plan
 
@@ -135,7 +116,7 @@ class _State:
         While nothing fits, a node is searched in full; with an incumbent it is probed.
         improving: stop once a probe is no better than the incumbent.
         Returns the nodes that were not expanded."""
-        found = [replace(one, handicap=self.simpler_within * (one.candidate.axes - 1)) for one in found]
+        found = [replace(one, handicap=self.task.simpler_within * (one.candidate.axes - 1)) for one in found]
         heapify(found)
         while found and not (STOP.requested and self.best):
             if improving and self.probed and self.probed[-1][0] > self.incumbent_s:
@@ -144,26 +125,23 @@ class _State:
             pruned = self._why_pruned(node)
             if pruned:
                 self.bounds.append(node.bound.seconds)
-                self.log.pruned(_node(node), pruned, node.bound.seconds)
+                self.task.log.pruned(_node(node), pruned, node.bound.seconds)
                 continue
             if not node.weighed:  # the others stay where they are: a bound is only raised where it stands first
-                heappush(found, tightened(node, self.budget_bytes, self.incumbent_s))
+                heappush(found, tightened(node, self.task.budget_bytes, self.incumbent_s))
                 continue
             self.bounds.append(node.bound.seconds)
-            offered = (lambda _, ways: ways.curves.options) if self.method == "flat" else None
-            shardings = node.shardings()
-            cutoff_s = self.cutoff_s(node.candidate.axes)
-            mesh_search = MeshSearch(shardings, self.program, self.budget_bytes, self.assemble, cutoff_s, offered)
-            mesh_search.most_traced = self.effort.shardings
+            mesh_search = self.task.mesh_search(node.shardings(), self.cutoff_s(node.candidate.axes))
+            mesh_search.most_traced = self.task.effort.shardings
             incumbent_s = self.incumbent_s
             if self.best is None:
                 self._take(node, mesh_search.fastest(node.bound.price) or mesh_search.otherwise())
             else:
-                most_s = self.effort.slower * self.incumbent_s
+                most_s = self.task.effort.slower * self.incumbent_s
                 self.probed.append((mesh_search.probe(node.bound.price, most_s), node, mesh_search))
                 self._take(node, mesh_search.best)
             found_s = self.probed[-1][0] if incumbent_s < inf else self.incumbent_s
-            self.log.expanded(_node(node), "probed with one sharding", node.bound.seconds, found_s)
+            self.task.log.expanded(_node(node), "probed with one sharding", node.bound.seconds, found_s)
         return found
 
     def search_pipelines(self, left: list[SearchNode]) -> None:
@@ -180,8 +158,8 @@ class _State:
 
     def _why_pruned(self, node: SearchNode) -> str:
         """The reason for pruning a node; empty where it is to be expanded."""
-        if len(self.probed) >= self.effort.probed:
-            return f"the effort allows {self.effort.probed} probes"
+        if len(self.probed) >= self.task.effort.probed:
+            return f"the effort allows {self.task.effort.probed} probes"
         if node.bound.seconds >= self.near_s:
             return not_below(self.near_s, self.incumbent_s)
         fitting = [other for step_s, other, _ in self.probed if step_s < inf]
@@ -189,8 +167,8 @@ class _State:
 
     def _has_simpler(self, node: SearchNode, others: list[SearchNode]) -> bool:
         """Whether a mesh of fewer axes, with the same micro-batch count, has as low a bound."""
-        reach_s = node.bound.seconds * (1 + self.simpler_within)
-        return self.simpler_within > 0 and any(
+        reach_s = node.bound.seconds * (1 + self.task.simpler_within)
+        return self.task.simpler_within > 0 and any(
             other.microbatches == node.microbatches
             and other.candidate.axes < node.candidate.axes
             and other.bound.seconds <= reach_s
@@ -201,13 +179,13 @@ class _State:
         """Searches the most promising probed nodes in full; where none fits, more micro-batches come first."""
         reached = [(min(step_s, self._sweep_step_s(node)), node, one) for step_s, node, one in self.probed]
         order = sorted(reached, key=lambda one: (self._expected_s(*one[:2]), -one[1].microbatches))
-        for step_s, node, mesh_search in order[: self.effort.refined]:
+        for step_s, node, mesh_search in order[: self.task.effort.refined]:
             promising = self.best is None or self._expected_s(step_s, node) < self.incumbent_s
             promising &= not (STOP.requested and self.best)
             if promising and node.bound.seconds < self.near_s:
                 mesh_search.incumbent_s = self.cutoff_s(node.candidate.axes)
                 self._take(node, mesh_search.fastest(node.bound.price) or mesh_search.otherwise())
-                self.log.expanded(_node(node), "searched with mixtures of shardings", node.bound.seconds, step_s)
+                self.task.log.expanded(_node(node), "searched with mixtures of shardings", node.bound.seconds, step_s)
 
     def _expected_s(self, step_s: float, node: SearchNode) -> float:
         """Mixtures of shardings are taken to end half way between a node's first plan and its bound. Where nothing
@@ -223,19 +201,19 @@ class _State:
         """Refines the incumbent once more, with backward in more chunks."""
         best = self.best
         if best is not None and not STOP.requested and len(best.stages) == 1 and best.recomputes and not best.order:
-            self._better(refine(best, self.program, self.budget_bytes, method=self.method))
+            self._better(refine(best, self.task.program, self.task.budget_bytes, method=self.task.method))
 
     def _take(self, node: SearchNode, plan: Plan | None) -> None:
         if plan is not None and plan.predicted.step_s < self.incumbent_s:
             self.best = plan
-            self.log.incumbent(_node(node), self.incumbent_s)
+            self.task.log.incumbent(_node(node), self.incumbent_s)
 
     def _better(self, plan: Plan | None) -> None:
         """Takes a plan that no node of the heap led to."""
         if plan is not None and plan.predicted.step_s < self.incumbent_s:
             self.best = plan
             name, how = "x".join(map(str, plan.mesh.sizes)), ", recomputing" if plan.recomputes else ""
-            self.log.incumbent(f"{mesh_node(name, plan.microbatches)}{how}", self.incumbent_s)
+            self.task.log.incumbent(f"{mesh_node(name, plan.microbatches)}{how}", self.incumbent_s)
 
 
 def _node(node: SearchNode) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshwright.capture.program import Program
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
 from meshwright.planner.chain.chains import Chain
@@ -17,31 +16,19 @@ from meshwright.planner.chain.enumerate import TooManyError, every_chain
 from meshwright.planner.chain.lagrangian import CLOSED
 from meshwright.planner.effort import RESOLUTION
 from meshwright.planner.memory.enumerate import fastest_fitting
-from meshwright.planner.memory.refine import refine
 from meshwright.planner.search.keep_all import Candidate
-from meshwright.planner.search.mesh_search import FEWER, Assemble
-from meshwright.planner.search_log import SearchRecorder, mesh_node
+from meshwright.planner.search.task import StageTask
+from meshwright.planner.search_log import mesh_node
 from meshwright.planner.sharding.model import ShardingModel
 
 
-def prove(
-    candidates: Sequence[Candidate],
-    program: Program,
-    budget_bytes: int,
-    assemble: Assemble,
-    best: Plan | None,
-    log: SearchRecorder,
-    most: int,
-    simpler_within: float,
-    method: str,
-) -> tuple[Plan | None, float]:
+def prove(candidates: Sequence[Candidate], task: StageTask, best: Plan | None) -> tuple[Plan | None, float]:
     """(the fastest plan, a lower bound on all plans; zero where there are too many shardings).
 
-    most: partial choices to enumerate. One sharding in RESOLUTION / 2 of them is traced, with as many
-        rematerialisations.
-    simpler_within: a plan has to beat `best` by more than this part.
-    method: of activation checkpointing, `auto` or `flat`.
+    Of RESOLUTION / 2 partial choices that the effort enumerates one sharding is traced, in as many ways to run it.
+    A plan has to beat `best` by more than `simpler_within`.
     """
+    most = task.effort.enumerated
     bounds, each = [], RESOLUTION // 2
     tries = most // each
     for candidate in candidates:
@@ -54,15 +41,15 @@ def prove(
                 continue
             except TooManyError:
                 return best, 0.0
-            fitted = _Fitted(shardings, program, budget_bytes, assemble, incumbent_s, simpler_within, method, each)
+            fitted = _Fitted(shardings, task, incumbent_s, each)
             fitted.expand(chains, tries)
             tries -= fitted.tried
             if fitted.best is not None:
                 best = fitted.best
-                log.incumbent(mesh_node(candidate.name, number), fitted.incumbent_s)
+                task.log.incumbent(mesh_node(candidate.name, number), fitted.incumbent_s)
             bounds.append(fitted.bound_s)
             why = f"{len(chains)} shardings enumerated, {fitted.tried} of them with what they recompute"
-            log.expanded(mesh_node(candidate.name, number), why, min(fitted.bound_s, fitted.incumbent_s))
+            task.log.expanded(mesh_node(candidate.name, number), why, min(fitted.bound_s, fitted.incumbent_s))
     if best is None:
         return None, 0.0
     return best, min([best.predicted.step_s, *bounds])
@@ -79,12 +66,8 @@ class _Fitted:
     """
 
     shardings: ShardingModel
-    program: Program
-    budget_bytes: int
-    assemble: Assemble
+    task: StageTask
     incumbent_s: float
-    simpler_within: float
-    method: str
     most: int
     best: Plan | None = None
     bound_s: float = float("inf")
@@ -99,7 +82,7 @@ class _Fitted:
         for chain in sorted(chains, key=lambda one: one.seconds):
             if chain.seconds >= self.incumbent_s * (1 - CLOSED):
                 return
-            if chain.static_bytes > self.budget_bytes:
+            if chain.static_bytes > self.task.budget_bytes:
                 continue
             if self.tried >= most:
                 self.bound_s = min(self.bound_s, chain.seconds)
@@ -108,16 +91,16 @@ class _Fitted:
             plan, bound_s = self._fastest(chain)
             self.bound_s = min(self.bound_s, bound_s)
             step_s = plan.predicted.step_s if plan else float("inf")
-            if step_s < self.incumbent_s * (1 - self.simpler_within):
+            if step_s < self.incumbent_s * (1 - self.task.simpler_within):
                 self.best, self.incumbent_s = plan, step_s
                 if step_s <= chain.seconds * (1 + CLOSED):
                     return
 
     def _fastest(self, chain: Chain) -> tuple[Plan | None, float]:
         """(the fastest plan of a sharding, if any fits; a bound on all of them)."""
-        plan = self.assemble(chain, self.shardings)
+        task, flat = self.task, self.task.method == "flat"
+        plan = task.assemble(chain, self.shardings)
         try:
-            flat = self.method == "flat"
-            return fastest_fitting(plan, self.program, self.budget_bytes, self.incumbent_s, self.most, flat)
+            return fastest_fitting(plan, task.program, task.budget_bytes, self.incumbent_s, self.most, flat)
         except TooManyError:
-            return refine(plan, self.program, self.budget_bytes, FEWER, self.method), chain.seconds
+            return task.refined(chain, self.shardings), chain.seconds
