@@ -40,8 +40,7 @@ from meshwright.runtime.variants import check_storage, fits, smaller_for
 from meshwright.runtime.watch import Watch, default_timeout_s
 from meshwright.runtime.weights.adoption import Adopted, Cut, check_no_gradients, idle_names
 from meshwright.runtime.weights.alike import check_weights_alike
-from meshwright.runtime.weights.clip import clip_gradients
-from meshwright.runtime.weights.clipped_stages import ClippedStages
+from meshwright.runtime.weights.clip import ClippedStages, clip_gradients
 from meshwright.runtime.weights.gathering import Forward, Gathering, OnlyWhole, ordinary_tensors
 from meshwright.runtime.weights.hosted import mark_hosted
 from meshwright.runtime.weights.members import guard_members

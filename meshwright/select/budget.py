@@ -1,4 +1,6 @@
-"""How long a solve may go on: seconds of wall time, or units of work for runs that must repeat exactly."""
+"""How long a solve may go on: seconds of wall time, or units of work for runs that must repeat exactly. And the best
+choice and bound of one core, in one place, reported as they improve.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from meshwright.select.problem import Ints, Problem
 from meshwright.select.selection import Progress, relative_gap
 
 REPORT_EVERY_S = 0.2
@@ -73,3 +78,35 @@ class Budget:
         if self.on_progress is not None and better and (first or self.elapsed() - self.told > REPORT_EVERY_S):
             self.told = self.elapsed()
             self.on_progress(Progress(self.elapsed(), self.cost, self.bound, stage))
+
+
+@dataclass(slots=True)
+class Best:
+    """The best feasible choice so far and the best bound, both without `constant`, which reports add."""
+
+    problem: Problem
+    budget: Budget
+    constant: float
+    choice: Ints
+    cost: float = np.inf
+    bound: float = -np.inf
+
+    def offer(self, choice: Ints, stage: str) -> bool:
+        """Takes the choice if it is feasible and better."""
+        cost = self.problem.total_cost(choice)
+        if not cost < self.cost or self.problem.worst_row(choice)[0] >= 0:
+            return False
+        self.choice, self.cost = np.array(choice, dtype=np.int64), cost
+        self.budget.report(stage, cost=cost + self.constant)
+        return True
+
+    def raise_bound(self, bound: float, stage: str) -> None:
+        self.bound = max(self.bound, bound)
+        self.budget.report(stage, bound=min(self.bound, self.cost) + self.constant)
+
+    def note(self, bound: float | None, choice: list[int] | None) -> None:
+        """What HiGHS reports."""
+        if choice is not None:
+            self.offer(np.array(choice), "HiGHS")
+        if bound is not None and np.isfinite(bound):
+            self.raise_bound(bound, "HiGHS")

@@ -13,8 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.select import narrow
-from meshwright.select.best import Best
-from meshwright.select.budget import Budget
+from meshwright.select.budget import Best, Budget
 from meshwright.select.model import count_pairs
 from meshwright.select.problem import Problem, no_choice
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.select import narrow
-from meshwright.select.best import Best
+from meshwright.select.budget import Best
 from meshwright.select.flatten import flatten, join, running
 from meshwright.select.problem import InfeasibleError, Ints, Problem
 from meshwright.select.reductions import reduce

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.select.best import Best
+from meshwright.select.budget import Best
 from meshwright.select.dual import Ascent
 from meshwright.select.fusion import Fusion
 from meshwright.select.kernels import rows, search

@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.select import elimination
-from meshwright.select.best import Best
+from meshwright.select.budget import Best
 from meshwright.select.elimination import Order, TooWideError
 from meshwright.select.priced import Prices
 from meshwright.select.problem import Floats, Ints, Problem, no_choice

@@ -24,8 +24,7 @@ from meshwright.schedule.messages import Messages, read_messages
 from meshwright.schedule.pipeline import Reads
 from meshwright.simulate.compiled import BACK_LANE, COLLECTIVES, COMPUTE, LANE, POST, Compiled, compile_lists
 from meshwright.simulate.costs import Costs
-from meshwright.simulate.lane import Lane
-from meshwright.simulate.links import Event, Wires
+from meshwright.simulate.lane import Event, Lane, Wires
 from meshwright.simulate.timeline import Message, Spans, StageTimes, Timeline
 
 Floats = np.ndarray[tuple[int], np.dtype[np.float64]]

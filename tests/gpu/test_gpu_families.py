@@ -14,7 +14,7 @@ from meshwright.cluster import load_cluster
 from meshwright.plan import Plan
 from meshwright.planner.plan import make_plan
 from meshwright.runtime.trainer import parallelize
-from meshwright.runtime.weights.whole import whole
+from meshwright.runtime.weights.regions import whole
 
 pytestmark = [
     pytest.mark.gpu,

@@ -18,9 +18,9 @@ from meshwright.errors import PlanError
 from meshwright.explain.recommend import notes
 from meshwright.models.gpt import GPT
 from meshwright.planner.memory import offload as offloading
+from meshwright.planner.memory.offload import offloaded_names
 from meshwright.planner.plan import make_plan
 from meshwright.price import hosted
-from meshwright.price.offloaded import offloaded_names
 
 AUTO = ("offload=auto",)
 GIVEN = (AUTO, ("offload=optimizer",))

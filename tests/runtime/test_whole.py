@@ -9,7 +9,7 @@ from processes import GlooPool
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from meshwright.runtime.weights.whole import through_host, whole
+from meshwright.runtime.weights.regions import through_host, whole
 
 
 def gathered(rank: int) -> list[bool]:

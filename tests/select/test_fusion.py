@@ -9,8 +9,7 @@ import pytest
 from select_oracle import random_problem
 
 from meshwright.select import Problem, ProblemBuilder
-from meshwright.select.best import Best
-from meshwright.select.budget import Budget
+from meshwright.select.budget import Best, Budget
 from meshwright.select.fusion import Fusion, fuse, restrict
 
 

@@ -7,8 +7,7 @@ import pytest
 from select_oracle import enumerate_optimum, random_problem
 
 from meshwright.select import Problem, ProblemBuilder
-from meshwright.select.cycles import cycles, own_tables
-from meshwright.select.dual import Ascent, Rounds
+from meshwright.select.dual import Ascent, Rounds, cycles, own_tables
 from meshwright.select.kernels.arrays import Arrays, lay_out
 from meshwright.select.kernels.cycles import min_plus, push, tighten
 from meshwright.select.kernels.rows import total_cost

@@ -14,8 +14,7 @@ import pytest
 from select_oracle import enumerate_best, enumerate_optimum, random_problem
 
 from meshwright.select import Problem, ProblemBuilder, elimination, large, narrow, solve
-from meshwright.select.best import Best
-from meshwright.select.budget import Budget
+from meshwright.select.budget import Best, Budget
 from meshwright.select.child import SOLVED, Child
 from meshwright.select.dual import Ascent
 from meshwright.select.kernels import rows

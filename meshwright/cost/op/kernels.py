@@ -6,17 +6,49 @@ for the op (on a CPU there is only the first). Both are per rank, on local shape
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from math import prod
 from typing import Any, NamedTuple
 
-from meshwright.capture.program import Op
-from meshwright.cost.op import attention, convolution, elementwise, products, rows
-from meshwright.cost.op.case import Calls, Case, Seconds
-from meshwright.cost.op.mixture import dispatch_host, dispatch_seconds, experts, measured_layer_s
+from meshwright.capture.program import Op, TensorType, Value
+from meshwright.cost.op import convolution, elementwise, products, rows
+from meshwright.cost.op.case import Calls, Case, Seconds, tensor
+from meshwright.profile.attention import is_causal
 from meshwright.profile.count import ATTENTIONS, CONVOLUTIONS, RING, VIEWS
-from meshwright.profile.mixture import MIXTURES
+from meshwright.profile.mixture import MIXTURES, grouped_flops, inner_ops, row_count
 from meshwright.profile.operands import packet
 from meshwright.profile.saved import GROUPED_PRODUCTS
+
+
+def variant_of(case: Case) -> str:
+    """Which of the kinds that calibration tells apart."""
+    query, key = case.operands[:2]
+    grouped = len(query.shape) > 2 and query.shape[-3] != key.shape[-3]
+    masks = case.operands[3:]
+    variant = "grouped" if grouped else "causal" if is_causal(case.op) else "plain"
+    if masks or case.name == "causal_attention":
+        variant = "bias" if any(mask.grad for mask in masks) else "mask"
+        variant = "strided" if case.unfused else variant
+    return variant
+
+
+def host_name(case: Case) -> str:
+    variant = variant_of(case)
+    return "attention" if variant in ("plain", "causal") or case.name == RING else f"attention_{variant}"
+
+
+def attention(case: Case) -> Seconds:
+    query, key = case.operands[:2]
+    variant = variant_of(case)
+    heads, keys, width = prod(query.shape[:-2]), key.shape[-2], query.shape[-1]
+    if case.name == RING:  # plain products, block by block
+        variant, keys = "strided", keys * dict(case.op.kwargs)["size"]
+    groups = max(1, heads // prod(key.shape[:-2]))
+    sides = (
+        case.on.attention_s(variant, side, case.dtype, case.itemsize, heads, query.shape[-2], keys, width, groups)
+        for side in ("forward", "backward")
+    )
+    return next(sides), next(sides), 0.0
 
 
 class Kernel(NamedTuple):
@@ -45,7 +77,7 @@ def host_seconds(case: Case) -> Calls:
         flat = len(case.operands[0].shape) < 3
         key = "linear_flat" if flat else "linear" if len(case.operands) > 2 else "linear_plain"
     elif key == "attention":
-        key = attention.host_name(case)
+        key = host_name(case)
     elif key == "convolution":
         sides = convolution.host_names(case)
         more, less = ([case.on.host(one, case.dtype, pair=True) for one in side] for side in sides)
@@ -132,7 +164,7 @@ _GROUPS: tuple[tuple[Iterable[str], Kernel], ...] = (
     (("einsum",), Kernel(products.einsum, "bmm")),
     (GROUPED_PRODUCTS, Kernel(products.grouped, "grouped_mm")),
     (MIXTURES, Kernel(_mixture)),
-    ((*ATTENTIONS, RING), Kernel(attention.attention, "attention")),
+    ((*ATTENTIONS, RING), Kernel(attention, "attention")),
     (CONVOLUTIONS, Kernel(convolution.convolution, "convolution")),
 )
 KERNELS: dict[str, Kernel] = {name: kernel for names, kernel in _GROUPS for name in names}
@@ -158,3 +190,55 @@ _BY_LITERALS = frozenset(
         *("dropout", "sum", "mean", "softmax", "log_softmax", "group_norm", "layer_norm", "rms_norm"),
     }
 )
+
+
+def experts(case: Case) -> Iterator[Case]:
+    """The ops inside."""
+    values = [
+        Value(name, TensorType(local.shape, local.dtype), local.grad)
+        for name, local in zip(case.op.operands(), case.operands, strict=True)
+    ]
+    for inner in inner_ops(case.op, values):
+        operands, results = (
+            tuple(tensor(value.type.sizes, value.type.dtype, value.grad) for value in side)
+            for side in (inner.operands, inner.op.results)
+        )
+        yield Case(inner.op, packet(inner.op.target), operands, results, case.on)
+
+
+def measured_layer_s(case: Case) -> float | None:
+    """Forward of the whole layer, where such layers were measured on the device but not meshwright's own."""
+    if case.on.has_own_tables:
+        return None
+    values = [
+        Value(name, TensorType(local.shape, local.dtype), local.grad)
+        for name, local in zip(case.op.operands(), case.operands, strict=True)
+    ]
+    rows, flops = row_count(case.op, values), sum(grouped_flops(case.op, values).values())
+    (tokens, hidden), topk = case.operands[0].shape[-2:], case.operands[1].shape[-1]
+    ranks = dict(case.op.kwargs)["size"] if case.op.target.endswith(":local_mix") else 1
+    ffn = max(1, round(flops / max(1, 6 * rows * hidden)))
+    return case.on.mixture_s(case.dtype, tokens, hidden, ffn, topk, case.operands[3].shape[0], ranks)
+
+
+def dispatch_seconds(case: Case) -> Seconds:
+    """Two sorts, two gathers, weights, a sum: measured together, or added up."""
+    picks = prod(case.operands[1].shape)
+    rows = tensor((picks, *case.operands[0].shape[1:]), case.dtype, True)
+    if "dispatch.forward" in case.on.tables.kernels:
+        return case.kernel("dispatch.forward", rows.bytes), case.kernel("dispatch.backward", rows.bytes), 0.0
+    forward_s = 2 * case.on.kernel_s("sort.forward", "int64", 8 * picks)
+    forward_s += 2 * case.kernel("gather.forward", 2 * rows.bytes) + case.kernel("broadcast.forward", 2 * rows.bytes)
+    backward_s = 2 * case.kernel("gather.backward", 2 * rows.bytes)
+    backward_s += 2 * case.kernel("broadcast.backward", 3 * rows.bytes)
+    width, tokens = rows.shape[-1], prod(case.results[0].shape)
+    backward_s += case.on.rows_s("mean", "forward", case.dtype, case.itemsize, picks, width)
+    each = max(1, picks * width // tokens)
+    forward_s += case.on.rows_s("column_sum", "forward", case.dtype, case.itemsize, tokens, each)
+    return forward_s, backward_s, 0.0
+
+
+def dispatch_host(case: Case) -> list[Calls]:
+    """Ops that pairs have as many of."""
+    counts = {"sort": 2, "gather": 3, "multiply": 2, "column_sum": 2, "fill": 3, "view": 6, "cast": 3}
+    return [case.on.host(name, case.dtype, pair=True) for name, count in counts.items() for _ in range(count)]

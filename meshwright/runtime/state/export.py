@@ -14,7 +14,7 @@ from torch import Tensor
 
 from meshwright.errors import RunError
 from meshwright.runtime.trainer import Trainer
-from meshwright.runtime.weights.whole import whole
+from meshwright.runtime.weights.regions import whole
 
 FILE_BYTES = 4 << 30
 

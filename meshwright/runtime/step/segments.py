@@ -10,15 +10,16 @@ from torch import Tensor
 
 from meshwright.capture.counter import random_state
 from meshwright.capture.execute import run_graph
-from meshwright.capture.program import Program
+from meshwright.capture.functional import BATCH_NORM
+from meshwright.capture.program import Program, SegmentGraph
 from meshwright.generate.pair import SegmentPair
 from meshwright.generate.passing import Passing, passing
 from meshwright.generate.pieces import Pieces, WholePieces, pieces
 from meshwright.generate.program import Generated, Pair, generate
 from meshwright.generate.strides import unturned
 from meshwright.plan.stages import stage_shared_values
+from meshwright.rules.rule import LOWERINGS
 from meshwright.runtime.step.batches import Batches
-from meshwright.runtime.step.evaluation import in_eval_mode
 from meshwright.runtime.step.exchange import Exchange
 from meshwright.runtime.step.leaving import Leaving
 from meshwright.runtime.step.link import Gradients, Link, run_link, segment_link, storage
@@ -268,3 +269,15 @@ class Segments:
 def _listed(found: tuple[Mapping[str, Tensor | None], Mapping[str, Tensor | None]]) -> tuple[Gradients, Gradients]:
     inputs, weights = found
     return list(inputs.values()), list(weights.values())
+
+
+BATCH_NORMS = (BATCH_NORM, f"{LOWERINGS}:batch_norm")
+
+
+def in_eval_mode(graph: SegmentGraph) -> SegmentGraph:
+    """A sharded segment as it is evaluated; BatchNorm that has its statistics needs nothing of other ranks."""
+    ops = (
+        replace(op, target=BATCH_NORM, kwargs=(("training", False),)) if op.target in BATCH_NORMS else op
+        for op in graph.ops
+    )
+    return replace(graph, ops=tuple(ops), updates=())

@@ -23,8 +23,8 @@ from meshwright.errors import RunError
 from meshwright.plan import Plan
 from meshwright.runtime.weights.adoption import Adopted, not_pickled, updated
 from meshwright.runtime.weights.hosted import on_device
+from meshwright.runtime.weights.regions import whole
 from meshwright.runtime.weights.unchanged import Unchanged
-from meshwright.runtime.weights.whole import whole
 from meshwright.torch_compat import writes_seen
 
 

@@ -19,9 +19,8 @@ from meshwright.errors import RunError
 from meshwright.layout import Layout
 from meshwright.runtime.weights.adoption import forget, skeleton
 from meshwright.runtime.weights.deferred import Deferred
-from meshwright.runtime.weights.regions import Region, region
+from meshwright.runtime.weights.regions import Region, region, whole
 from meshwright.runtime.weights.store import Source
-from meshwright.runtime.weights.whole import whole
 
 
 class Weights:

@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor
 from meshwright.errors import RunError, counted
 from meshwright.runtime.weights.adoption import Cut
 from meshwright.runtime.weights.optimizers import held, is_stored, optimizers_alive, steps_of, watch
+from meshwright.runtime.weights.regions import whole
 from meshwright.runtime.weights.stage_state import OwnStage
-from meshwright.runtime.weights.whole import whole
 from meshwright.torch_compat import local_tensor, writes_seen
 
 Optimizer = torch.optim.Optimizer

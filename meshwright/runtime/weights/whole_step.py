@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from meshwright.runtime.weights.adoption import Cut
 from meshwright.runtime.weights.hosted import is_state, standing_aside
-from meshwright.runtime.weights.whole import whole
+from meshwright.runtime.weights.regions import whole
 
 _CUT = "meshwright_cut"
 _NAMES = ("torch.optim.Adafactor", "torch.optim.Muon", "transformers.optimization.Adafactor")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.select.best import Best
-from meshwright.select.budget import Budget
+from meshwright.select.budget import Best, Budget
 from meshwright.select.child import INFEASIBLE, Child
 from meshwright.select.ilp import branch_and_bound
 from meshwright.select.problem import Problem, no_choice
