@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshwright.models.gpt import Attention, dropout_of
+from meshwright.models.gpt import Attention, dropout_of, tie_and_draw
 
 
 class Block(nn.Module):
@@ -38,10 +38,7 @@ class Bert(nn.Module):
         self.transform = nn.Linear(hidden, hidden)
         self.transform_norm = nn.LayerNorm(hidden)
         self.head = nn.Linear(hidden, vocab)
-        self.head.weight = self.tokens.weight
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
+        tie_and_draw(self, self.head, self.tokens)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         positions = torch.arange(tokens.shape[1], device=tokens.device)

@@ -7,6 +7,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+def tie_and_draw(model: nn.Module, head: nn.Linear, tokens: nn.Embedding, tied: bool = True) -> None:
+    """The head has the table's weight if tied; all matrices and tables are drawn as GPT-2's."""
+    if tied:
+        head.weight = tokens.weight
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+
+
 def dropout_of(rate: float) -> nn.Module:
     return nn.Dropout(rate) if rate else nn.Identity()
 
@@ -65,11 +74,7 @@ class GPT(nn.Module):
         self.layers = nn.ModuleList(Block(hidden, heads, ffn, dropout=dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(hidden)
         self.head = nn.Linear(hidden, vocab, bias=False)
-        if tied:
-            self.head.weight = self.tokens.weight
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
+        tie_and_draw(self, self.head, self.tokens, tied)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         positions = torch.arange(tokens.shape[1], device=tokens.device)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from meshwright.models.gpt import tie_and_draw
 
 
 def rotary_tables(seq: int, head_dim: int, base: float, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,18 +74,17 @@ class Llama(nn.Module):
         vocab: int,
         tied: bool,
         rope_base: float,
+        block: Callable[[], nn.Module] | None = None,
     ) -> None:
+        """block: a layer; the one above unless given."""
         super().__init__()
         self.head_dim, self.rope_base = hidden // heads, rope_base
         self.tokens = nn.Embedding(vocab, hidden)
-        self.layers = nn.ModuleList(Block(hidden, heads, kv_heads, ffn) for _ in range(layers))
+        made = block or partial(Block, hidden, heads, kv_heads, ffn)
+        self.layers = nn.ModuleList(made() for _ in range(layers))
         self.norm = nn.RMSNorm(hidden, eps=1e-5)
         self.head = nn.Linear(hidden, vocab, bias=False)
-        if tied:
-            self.head.weight = self.tokens.weight
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
+        tie_and_draw(self, self.head, self.tokens, tied)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         x = self.tokens(tokens)

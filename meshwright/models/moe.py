@@ -5,11 +5,13 @@ Tokens are sorted by expert, so that each expert's rows lie together and one gro
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshwright.models.llama import Attention, rotary_tables
+from meshwright.models.llama import Attention, Llama, rotary_tables
 
 
 class Experts(nn.Module):
@@ -64,7 +66,7 @@ class Block(nn.Module):
         return x + y, balance
 
 
-class MoE(nn.Module):
+class MoE(Llama):
     """balance: weight of the loss that keeps experts evenly used (Switch Transformer's); 0 leaves it out."""
 
     def __init__(
@@ -82,18 +84,9 @@ class MoE(nn.Module):
         rope_base: float,
         balance: float = 0.0,
     ) -> None:
-        super().__init__()
-        self.head_dim, self.rope_base, self.balance = hidden // heads, rope_base, balance
-        self.tokens = nn.Embedding(vocab, hidden)
-        blocks = (Block(hidden, heads, kv_heads, ffn, experts, top, gated, bool(balance)) for _ in range(layers))
-        self.layers = nn.ModuleList(blocks)
-        self.norm = nn.RMSNorm(hidden, eps=1e-5)
-        self.head = nn.Linear(hidden, vocab, bias=False)
-        if tied:
-            self.head.weight = self.tokens.weight
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
+        block = partial(Block, hidden, heads, kv_heads, ffn, experts, top, gated, bool(balance))
+        super().__init__(layers, hidden, heads, kv_heads, ffn, vocab, tied, rope_base, block)
+        self.balance = balance
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         x = self.tokens(tokens)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshwright.models.gpt import dropout_of
+from meshwright.models.gpt import dropout_of, tie_and_draw
 
 
 class PositionBias(nn.Module):
@@ -115,11 +115,7 @@ class T5(nn.Module):
         self.encoder = Stack(layers, hidden, heads, head_dim, ffn, buckets, cross=False, dropout=dropout)
         self.decoder = Stack(layers, hidden, heads, head_dim, ffn, buckets, cross=True, dropout=dropout)
         self.head = nn.Linear(hidden, vocab, bias=False)
-        if tied:
-            self.head.weight = self.tokens.weight
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
+        tie_and_draw(self, self.head, self.tokens, tied)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         encoded = self.encoder(self.tokens(tokens))
