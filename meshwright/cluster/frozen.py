@@ -1,9 +1,12 @@
-"""Hash once: nouns that key caches compute their hash at first use and keep it."""
+"""What frozen nouns of clusters share: their hash, computed at first use and kept; their plain form, as JSON has it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, Self
+
+from meshwright.errors import ClusterError
 
 
 class HashedOnce:
@@ -47,3 +50,31 @@ class HashedOnce:
     def __setstate__(self, state: list[Any]) -> None:
         for field, value in zip(fields(self), state, strict=True):  # type: ignore[arg-type]
             object.__setattr__(self, field.name, value)
+
+
+class AsJson:
+    """Base of nouns that are written as plain dicts and lists, and checked when they are read."""
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Any]:
+        import msgspec
+
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Self:
+        import msgspec
+
+        try:
+            found = msgspec.convert(plain, cls, strict=False)
+        except msgspec.ValidationError as error:
+            name = cls.__name__
+            raise ClusterError(f"a {name.lower()} in JSON: {error}", f"what {name}.to_json gives") from error
+        found.verify()
+        return found
+
+    def verify(self) -> None:
+        """Raises ClusterError unless it makes sense."""
+        raise NotImplementedError

@@ -8,14 +8,13 @@ different hops: the axis holds each kind, and a collective takes as long as the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 from meshwright.cluster.collective_table import Line, link_table, measured_lines, reached
 from meshwright.cluster.device import Device
-from meshwright.cluster.frozen import HashedOnce
+from meshwright.cluster.frozen import AsJson, HashedOnce
 from meshwright.errors import ClusterError
 
 BACKENDS = ("nccl", "gloo")
@@ -115,7 +114,7 @@ class _SizedOnce(HashedOnce):
 
 
 @dataclass(frozen=True, slots=True)
-class Mesh(_SizedOnce):
+class Mesh(_SizedOnce, AsJson):
     """Axes, outermost first; `ranks` are device numbers in the cluster, row-major over the axes.
 
     `flat` holds, for each set of two or more axes, the axis they form together: collectives over several mesh
@@ -175,23 +174,6 @@ class Mesh(_SizedOnce):
 
     def __str__(self) -> str:
         return f"Mesh[{'; '.join(map(str, self.axes))}] of {self.device.name}"
-
-    def to_json(self) -> dict[str, Any]:
-        import msgspec
-
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        return plain
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> Mesh:
-        import msgspec
-
-        try:
-            mesh = msgspec.convert(plain, cls, strict=False)
-        except msgspec.ValidationError as error:
-            raise ClusterError(f"a mesh in JSON: {error}", "what Mesh.to_json gives") from error
-        mesh.verify()
-        return mesh
 
     def verify(self) -> None:
         if len(set(self.names)) != len(self.names):

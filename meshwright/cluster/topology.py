@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from meshwright.caches import CACHES
 from meshwright.cluster.bind import bind_mesh
 from meshwright.cluster.device import Device
+from meshwright.cluster.frozen import AsJson
 from meshwright.cluster.mesh import BACKENDS, Mesh
 from meshwright.cluster.tree import Group, describe_link
 from meshwright.errors import ClusterError, counted
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class Cluster(AsJson):
     """A tree of groups over device types.
 
     `overhead_s` is what starting a collective costs with this backend; `sources` says where figures come from.
@@ -49,23 +49,6 @@ class Cluster:
         if not isinstance(shape, Sequence):
             raise ClusterError(f"a mesh of shape {shape!r}", "a tuple of sizes", "write (8,) or (2, 4)")
         return bind_mesh(self, tuple(shape), names, ranks)
-
-    def to_json(self) -> dict[str, Any]:
-        import msgspec
-
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        return plain
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> Cluster:
-        import msgspec
-
-        try:
-            cluster = msgspec.convert(plain, cls, strict=False)
-        except msgspec.ValidationError as error:
-            raise ClusterError(f"a cluster in JSON: {error}", "what Cluster.to_json gives") from error
-        cluster.verify()
-        return cluster
 
     def __str__(self) -> str:
         return "\n".join(
