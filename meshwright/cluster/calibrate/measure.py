@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from meshwright.cluster.calibrate.clock import CpuClock, CudaClock, clock_for
@@ -51,68 +54,10 @@ class Effort:
     optimizer_bytes: tuple[int, ...]
 
 
-CUDA = Effort(
-    numels=(1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 23, 1 << 24, 1 << 26),
-    rows=(
-        ("units", (4, 16, 64, 256, 1024, 4096, 16384, 65536)),
-        ("width", (16, 64, 256, 768, 2048, 8192, 16384, 32768, 1 << 19)),
-    ),
-    matmul=(8, 32, 128, 256, 512, 1024, 3072, 8192),
-    biased=(8, 128, 256, 768, 1536, 3072, 8192),
-    spread=Spread(
-        attention=52,
-        large=((256, 2048, 128), (512, 1024, 64), (64, 4096, 128), (1024, 512, 64), (2048, 256, 64)),
-        windows=(*((41472, 49, 32), (10368, 49, 32), (2592, 64, 32), (1296, 144, 32), (640, 64, 64), (3072, 49, 64)),),
-        variants=8,
-        plain=900,
-        window=1000,
-        seconds=36.0,
-        heads=(8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024),
-        seqs=(64, 128, 160, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048, 4096),
-        widths=(64, 64, 64, 128, 128, 32, 80, 96, 256),
-        images=(1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128),
-        edges=(4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 20, 22, 24, 26, 28, 32, 36, 40, 48, 52, 56, 64, 80, 96, 112),
-        channels=(
-            *(32, 48, 64, 64, 72, 80, 96, 112, 128, 128, 144, 160, 192, 224, 256, 256, 288, 320, 384, 448, 512, 512),
-            *(576, 640, 768, 896, 1024, 1152, 1536, 2048),
-        ),
-        most_elements=1 << 26,
-    ),
-    most_flops={"float32": 1.5e11, "bfloat16": 1.2e12, "float16": 1.2e12},
-    most_elements=1 << 26,
-    peak_size=8192,
-    aligned_size=2048,
-    copy_bytes=1 << 30,
-    optimizer_bytes=(1 << 18, 1 << 22, 1 << 26, 1 << 29),
-)
-CPU = Effort(
-    numels=(1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22),
-    rows=(("units", (16, 256, 4096)), ("width", (64, 1024, 32768))),
-    matmul=(16, 64, 256, 1024),
-    biased=(16, 64, 256, 1024),
-    spread=Spread(
-        attention=24,
-        large=(),
-        windows=(),
-        variants=8,
-        plain=24,
-        window=36,
-        seconds=float("inf"),
-        heads=(2, 4, 8, 12, 16, 32, 64),
-        seqs=(16, 32, 64, 128, 256, 512),
-        widths=(16, 32, 64, 64, 128),
-        images=(1, 2, 4, 8, 16, 32),
-        edges=(4, 7, 8, 12, 14, 16, 24, 28, 32, 56),
-        channels=(8, 16, 32, 64, 128, 256, 512),
-        most_elements=1 << 20,
-    ),
-    most_flops={"float32": 3e8, "bfloat16": 3e8},
-    most_elements=1 << 22,
-    peak_size=512,
-    aligned_size=256,
-    copy_bytes=1 << 25,
-    optimizer_bytes=(1 << 14, 1 << 18, 1 << 22),
-)
+def efforts() -> dict[str, Effort]:
+    """By the kind of device."""
+    text = Path(__file__).with_name("efforts.toml").read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(text), dict[str, Effort])
 
 
 def calibrate(
@@ -120,7 +65,7 @@ def calibrate(
 ) -> dict[str, Any]:
     """A device profile as JSON has it. `nominal`: name, peaks and memory bandwidth where they are known."""
     start = time.perf_counter()
-    effort, clock = (CUDA, clock_for(device)) if device.type == "cuda" else (CPU, clock_for(device))
+    effort, clock = efforts()[device.type], clock_for(device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(0)
         progress("rates of products and copies (0 s; all of it takes some minutes)")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.resources import files
 from math import prod
 
 from meshwright.cluster import load_cluster
@@ -93,55 +95,30 @@ def _sizes_at(axis: Axis, level: str) -> Iterator[int]:
     return (hop.size for hops in axis.kinds for hop in hops if hop.level == level)
 
 
+def _filled(template: str, **words: object) -> str:
+    """A file of `templates`, with text in place of its `<words>`."""
+    text = files("meshwright.runtime.job").joinpath("templates", template).read_text(encoding="utf-8")
+    words = {"torchrun": TORCHRUN, "port": PORT, **words}
+    return re.sub(r"<(\w+)>", lambda found: str(words[found[1]]), text)
+
+
 def torchrun(run: Run) -> str:
-    where = "--standalone" if run.hosts == 1 else f'--rdzv-backend=c10d --rdzv-endpoint="$HEAD:{PORT}"'
-    note = (
-        "# On this machine."
-        if run.hosts == 1
-        else f"# On each of the {run.hosts} hosts, with HEAD set to the name of one of them: HEAD=host0 bash run.sh\n"
-        "# MESHWRIGHT_KEY, any text, the same on all: others on the network can then not tell ranks to end."
-    )
-    check = "" if run.hosts == 1 else ': "${HEAD:?set HEAD to the name of the first host}"\n'
-    return f"""#!/bin/bash
-{note}
-set -euo pipefail
-{check}exec {TORCHRUN} {run.ranks} {where} \\
-    {shlex.join(run.words)} "$@"
-"""
+    where, check, note = "--standalone", "", "# On this machine."
+    if run.hosts > 1:
+        where = f'--rdzv-backend=c10d --rdzv-endpoint="$HEAD:{PORT}"'
+        check = ': "${HEAD:?set HEAD to the name of the first host}"\n'
+        note = (
+            f"# On each of the {run.hosts} hosts, with HEAD set to the name of one of them: HEAD=host0 bash run.sh\n"
+            "# MESHWRIGHT_KEY, any text, the same on all: others on the network can then not tell ranks to end."
+        )
+    words = shlex.join(run.words)
+    return _filled("torchrun.sh", note=note, check=check, where=where, ranks=run.ranks, words=words)
 
 
 def slurm(run: Run) -> str:
     gpus = f"#SBATCH --gpus-per-node={run.per_host}\n" if run.gpus else ""
-    return f"""#!/bin/bash
-#SBATCH --job-name=meshwright
-#SBATCH --nodes={run.hosts}
-#SBATCH --ntasks-per-node=1
-#SBATCH --exclusive
-{gpus}#SBATCH --time=24:00:00
-#SBATCH --requeue
-#SBATCH --output=meshwright-%j.log
-#SBATCH --open-mode=append
-#SBATCH --signal=B:USR1@120
-# Set --time, and --partition and --account where your cluster asks for them. Activate the environment that has
-# meshwright before sbatch, or here; it and the plan lie where all hosts read them.
-{_on_slurm(run)}set -euo pipefail
-HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-MESHWRIGHT_KEY=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')
-export HEAD MESHWRIGHT_KEY
-queue_again() {{
-    echo "the time is nearly over: the ranks save and end, the job is queued again"
-    scancel --signal=INT "$SLURM_JOB_ID"
-    wait "$RANKS" || true
-    scontrol requeue "$SLURM_JOB_ID"
-    exit 0
-}}
-trap queue_again USR1
-srun {TORCHRUN} {run.ranks} \\
-    --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d --rdzv-endpoint="$HEAD:{PORT}" \\
-    {shlex.join(run.words)} "$@" &
-RANKS=$!
-wait "$RANKS"
-"""
+    words = shlex.join(run.words)
+    return _filled("slurm.sh", hosts=run.hosts, gpus=gpus, use=_on_slurm(run), ranks=run.ranks, words=words)
 
 
 def _on_slurm(run: Run) -> str:
@@ -165,58 +142,13 @@ def kubernetes(run: Run) -> str:
         f"--rdzv-endpoint=meshwright-0.meshwright:{PORT}", *run.words,
     ]  # fmt: skip
     command = "\n".join(f"            - {_quoted(word)}" for word in words)
-    return f"""# kubectl apply -f run.yaml; the image has meshwright, and the plan under the path given here.
-apiVersion: v1
-kind: Service
-metadata: {{name: meshwright}}
-spec:
-  clusterIP: None
-  selector: {{job-name: meshwright}}
----
-apiVersion: batch/v1
-kind: Job
-metadata: {{name: meshwright}}
-spec:
-  completions: {run.hosts}
-  parallelism: {run.hosts}
-  completionMode: Indexed
-  backoffLimit: 0
-  template:
-    spec:
-      subdomain: meshwright
-      restartPolicy: Never
-      terminationGracePeriodSeconds: 120
-      containers:
-        - name: rank
-          image: REPLACE-WITH-YOUR-IMAGE{limits}
-          command:
-{command}
-"""
+    return _filled("kubernetes.yaml", hosts=run.hosts, limits=limits, command=command)
 
 
 def ray(run: Run) -> str:
     resources = ", use_gpu=True, resources_per_worker={'GPU': 1}" if run.gpus else ""
-    return f'''"""python run.py on the head of a Ray cluster with {run.hosts * run.per_host} free workers."""
-
-from ray.train import ScalingConfig
-from ray.train.torch import TorchTrainer
-
-
-def rank(config):
-    from meshwright.cli import main
-
-    code = main(["train", *config["arguments"]])
-    if code:
-        raise SystemExit(code)
-
-
-trainer = TorchTrainer(
-    rank,
-    train_loop_config={{"arguments": {list(run.arguments)!r}}},
-    scaling_config=ScalingConfig(num_workers={run.hosts * run.per_host}{resources}, placement_strategy="PACK"),
-)
-trainer.fit()
-'''
+    workers = run.hosts * run.per_host
+    return _filled("ray.txt", workers=workers, arguments=list(run.arguments), resources=resources)
 
 
 def _quoted(word: str) -> str:

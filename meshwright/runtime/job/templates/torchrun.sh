@@ -1,0 +1,5 @@
+#!/bin/bash
+<note>
+set -euo pipefail
+<check>exec <torchrun> <ranks> <where> \
+    <words> "$@"
