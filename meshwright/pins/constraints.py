@@ -63,23 +63,9 @@ class Constraints:
         """The same as text, as `Plan.pins` has it; what it says is checked where pins are."""
         if self.sp is not None and not isinstance(self.sp, bool):
             raise PlanError(f"Constraints(sp={self.sp!r})", "True or False", "correct it")
-        words: dict[str, object] = {
-            "pp": _joined(self.pp, "+"),
-            "layers": _joined(self.layers, "+"),
-            "schedule": self.schedule,
-            "mesh": _joined(self.mesh, "x"),
-            "dp": self.dp,
-            "tp": self.tp,
-            "cp": self.cp,
-            "ep": self.ep,
-            "vpp": self.vpp,
-            "sp": None if self.sp is None else "on" if self.sp else "off",
-            "zero": self.zero,
-            "microbatch": self.microbatch,
-            "recompute": self.recompute,
-            "split": self.split,
-            "offload": self.offload,
-        }
+        words: dict[str, object] = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "storage"}
+        words |= {"pp": _joined(self.pp, "+"), "layers": _joined(self.layers, "+"), "mesh": _joined(self.mesh, "x")}
+        words["sp"] = None if self.sp is None else "on" if self.sp else "off"
         found = [f"{name}={value}" for name, value in words.items() if value is not None]
         return (*found, *(f"{name}={layout}" for name, layout in self.storage.items()))
 

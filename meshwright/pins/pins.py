@@ -41,7 +41,6 @@ class Pins:
     model_axes: axes that are not given to samples though no pin names them. exact: samples are over `dp_axes` alone.
     """
 
-    texts: tuple[str, ...] = ()
     dp_axes: tuple[int, ...] = ()
     tp_axes: tuple[int, ...] = ()
     sequence: bool | None = None
@@ -126,7 +125,6 @@ def pin_readings(texts: Iterable[str], mesh: Mesh) -> list[Pins]:
         others = tuple(axis for axis in range(len(mesh.axes)) if axis not in named)
         found.append(
             Pins(
-                texts=texts,
                 dp_axes=axes["dp"],
                 tp_axes=axes["tp"],
                 sequence=sequence,
