@@ -133,6 +133,10 @@ class Layout(HashedOnce):
                 shape[state.dim] *= size
         return tuple(shape)
 
+    def settled(self) -> Layout:
+        """The same pieces with nothing left to reduce."""
+        return Layout(tuple(state if state.is_shard else I for state in self.states))
+
     def is_even(self, shape: Sequence[int], mesh_sizes: Sequence[int]) -> bool:
         """Whether every rank holds a piece of the same shape."""
         return all(shape[dim] % prod(mesh_sizes[i] for i in self.sharding(dim)) == 0 for dim in range(len(shape)))

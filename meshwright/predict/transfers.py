@@ -11,7 +11,7 @@ from meshwright.plan import Plan
 from meshwright.price.handover import Rate, hand_over_s, inner_rate, keeps_sent, rates
 from meshwright.price.parameter import local_bytes
 from meshwright.schedule import Pipeline
-from meshwright.schedule.edges import Edge, Edges, whole
+from meshwright.schedule.edges import Edge, Edges
 from meshwright.simulate import Transfer
 
 
@@ -58,7 +58,7 @@ class _Sums:
 
     def add(self, edge: Edge, rate: Rate, back: bool = False) -> None:
         shape, size = edge.shape, edge.value.type.itemsize
-        ends = [(form.stage.mesh, whole(form.layout)) for form in (edge.source, edge.target)]
+        ends = [(form.stage.mesh, form.layout.settled()) for form in (edge.source, edge.target)]
         source, target = reversed(ends) if back else ends
         self.seconds += hand_over_s(shape, size, source, target, rate)
         if back:

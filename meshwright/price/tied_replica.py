@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from meshwright.capture.program import ITEM_BYTES, Value
 from meshwright.cluster import Mesh
-from meshwright.layout import I, Layout, conversion
+from meshwright.layout import Layout, conversion
 from meshwright.plan import ParameterPlan
 from meshwright.price.handover import Rate, hand_over_s
 from meshwright.price.parameter import Setting, local_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class TiedReplicaPrice:
+class TiedReplicaPrice(NamedTuple):
     """gather_params_s: receiving the copy.
     reduce_grads_s: reducing its gradient and sending it to the owner.
     held_bytes: copy and gradient.
@@ -26,11 +25,6 @@ class TiedReplicaPrice:
     gradient_bytes: int = 0
 
 
-def whole(layout: Layout) -> Layout:
-    """The same layout with partial sums replaced by replicas."""
-    return Layout(tuple(state if state.is_shard else I for state in layout.states))
-
-
 def tied_replica_price(
     value: Value, compute: Layout, mesh: Mesh, home: tuple[Mesh, Layout], setting: Setting, there: Rate, back: Rate
 ) -> TiedReplicaPrice:
@@ -39,12 +33,12 @@ def tied_replica_price(
     """
     shape, narrow = value.type.sizes, value.type.itemsize
     wide = ITEM_BYTES[setting.storage_dtype(value.type.dtype)]
-    here, source = (mesh, whole(compute)), (home[0], whole(home[1]))
+    here, source = (mesh, compute.settled()), (home[0], home[1].settled())
     gather_params_s = hand_over_s(shape, narrow, source, here, there)
     copy = local_bytes(shape, narrow, compute, mesh)
     if not value.grad:
         return TiedReplicaPrice(gather_params_s, 0.0, copy)
-    reduced_s = conversion(whole(compute), compute, shape, wide, mesh, grad=True).backward_s
+    reduced_s = conversion(compute.settled(), compute, shape, wide, mesh, grad=True).backward_s
     reduce_grads_s = reduced_s + hand_over_s(shape, wide, here, source, back)
     summed = local_bytes(shape, wide, compute, mesh)
     return TiedReplicaPrice(gather_params_s, reduce_grads_s, copy + summed, summed)

@@ -10,7 +10,7 @@ from textwrap import indent, wrap
 from meshwright.capture.program import Program, SegmentGraph, Value
 from meshwright.cluster import Mesh
 from meshwright.generate.rolled import python_loops
-from meshwright.layout import I, Layout, conversion
+from meshwright.layout import Layout, conversion
 from meshwright.layout.steps import Op, Step
 from meshwright.plan import Plan
 from meshwright.plan.stages import stage_shared_values
@@ -338,7 +338,7 @@ def _message(
 ) -> list[str]:
     """Between two stages. R is handed over as I: the reader reduces its gradient before that goes back."""
     meshes = [mesh_name(plan, stage) for stage, _ in (source, target)]
-    plain = [_nothing_to_reduce(text) for _, text in (source, target)]
+    plain = [str(Layout.parse(text).settled()) for _, text in (source, target)]
     shape, dtype, grad = value.type.sizes, value.type.dtype, value.grad
     options = f"shape={shape}, grad={grad}"
     given = f'convert({x}, "{source[1]}", "{plain[0]}", {meshes[0]}, {options})' if plain[0] != source[1] else x
@@ -353,7 +353,3 @@ def _message(
     if grad:
         lines += [f"{INDENT}else:", f"{INDENT * 2}ends.append(came)"]
     return lines
-
-
-def _nothing_to_reduce(text: str) -> str:
-    return str(Layout(tuple(state if state.is_shard else I for state in Layout.parse(text).states)))

@@ -27,11 +27,6 @@ MOST = 1e12
 """Bytes per second where a plan says nothing of its links."""
 
 
-def whole(layout: Layout) -> Layout:
-    """The same pieces with nothing left to reduce."""
-    return Layout(tuple(state if state.is_shard else I for state in layout.states))
-
-
 @dataclass(frozen=True, slots=True)
 class Form:
     """A value as a stage holds it."""
@@ -41,27 +36,27 @@ class Form:
 
     @property
     def side(self) -> Side:
-        return Side(self.stage.mesh, whole(self.layout))
+        return Side(self.stage.mesh, self.layout.settled())
 
     def reduced(self, gradient: Tensor, shape: tuple[int, ...]) -> Tensor:
         """A gradient of this form, with nothing left to reduce; collectives run on the transport in force."""
-        if whole(self.layout) == self.layout:
+        if self.layout.settled() == self.layout:
             return gradient
-        return convert_gradient(gradient, whole(self.layout), self.layout, self.stage.mesh, shape=shape)
+        return convert_gradient(gradient, self.layout.settled(), self.layout, self.stage.mesh, shape=shape)
 
     def reduction(self, shape: tuple[int, ...], itemsize: int) -> Conversion:
         """What `reduced` runs, as its backward."""
-        return conversion(whole(self.layout), self.layout, shape, itemsize, self.stage.mesh, grad=True)
+        return conversion(self.layout.settled(), self.layout, shape, itemsize, self.stage.mesh, grad=True)
 
     def spreading(self, shape: tuple[int, ...], itemsize: int) -> Conversion:
         """What `spread` runs, as its backward."""
-        return conversion(self.layout, whole(self.layout), shape, itemsize, self.stage.mesh, grad=True)
+        return conversion(self.layout, self.layout.settled(), shape, itemsize, self.stage.mesh, grad=True)
 
     def spread(self, gradient: Tensor, shape: tuple[int, ...]) -> Tensor:
         """A whole gradient as the backward of whoever made this form takes it."""
-        if whole(self.layout) == self.layout:
+        if self.layout.settled() == self.layout:
             return gradient
-        return convert_gradient(gradient, self.layout, whole(self.layout), self.stage.mesh, shape=shape)
+        return convert_gradient(gradient, self.layout, self.layout.settled(), self.stage.mesh, shape=shape)
 
 
 @dataclass(frozen=True)
