@@ -241,9 +241,19 @@ def forget(old: Tensor) -> None:
         old.data = old.data.new_empty(0)
 
 
-def not_pickled() -> RunError:
-    return RunError(
-        "an adopted model is pickled (torch.save(model), or sent to another process)",
-        "its weights: a state_dict, or a checkpoint",
-        "torch.save what trainer.full_state_dict() gives, or call mw.save or mw.export",
-    )
+class NotPickled:
+    """Base of what stands in an adopted model: neither is to be pickled."""
+
+    def __reduce__(self) -> Any:
+        raise RunError(
+            "an adopted model is pickled (torch.save(model), or sent to another process)",
+            "its weights: a state_dict, or a checkpoint",
+            "torch.save what trainer.full_state_dict() gives, or call mw.save or mw.export",
+        )
+
+
+class SharedByCopies(NotPickled):
+    """Copies of the model have the same."""
+
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> Any:
+        return self

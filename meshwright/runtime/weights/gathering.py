@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from meshwright.capture.program import Program
 from meshwright.errors import RunError
 from meshwright.plan import Plan
-from meshwright.runtime.weights.adoption import Adopted, not_pickled, updated
+from meshwright.runtime.weights.adoption import Adopted, NotPickled, updated
 from meshwright.runtime.weights.hosted import on_device
 from meshwright.runtime.weights.regions import whole
 from meshwright.runtime.weights.unchanged import Unchanged
@@ -211,7 +211,7 @@ def _layers(module: nn.Module) -> Iterator[nn.Module]:
             yield from _layers(child)
 
 
-class Forward:
+class Forward(NotPickled):
     """Stands in an adopted model for its forward: outputs without gradients, from weights gathered layer by layer.
 
     A copy of the model has its own forward again (`CopiedForward`). own: that of the model.
@@ -228,9 +228,6 @@ class Forward:
         function = getattr(self.own, "__func__", None)
         copied = memo.get(self._model_id)
         return self.own if function is None or copied is None else CopiedForward(MethodType(function, copied))
-
-    def __reduce__(self) -> Any:
-        raise not_pickled()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         gathering = self._gathering()
@@ -263,7 +260,7 @@ class Forward:
             ) from error
 
 
-class CopiedForward:
+class CopiedForward(NotPickled):
     """The forward of a copy of an adopted model (an average of weights): on its own weights, whole while it runs."""
 
     def __init__(self, own: MethodType) -> None:
@@ -278,9 +275,6 @@ class CopiedForward:
     def __deepcopy__(self, memo: Mapping[int, Any]) -> Any:
         copied = memo.get(id(self.own.__self__))
         return self if copied is None else CopiedForward(MethodType(self.own.__func__, copied))
-
-    def __reduce__(self) -> Any:
-        raise not_pickled()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         model: Any = self.own.__self__
@@ -309,7 +303,7 @@ class CopiedForward:
                 module._parameters[leaf] = parameter
 
 
-class OnlyWhole:
+class OnlyWhole(NotPickled):
     """Stands in an adopted model for a method that writes its weights: they have to be whole."""
 
     def __init__(self, model: nn.Module, name: str, gathering: Gathering) -> None:
@@ -320,9 +314,6 @@ class OnlyWhole:
     def __deepcopy__(self, memo: Mapping[int, Any]) -> Any:
         copied = memo.get(self._model_id)
         return self.own if copied is None else MethodType(self.own.__func__, copied)
-
-    def __reduce__(self) -> Any:
-        raise not_pickled()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         gathering = self._gathering()

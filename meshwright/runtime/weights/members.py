@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 from weakref import ref
 
 from torch import nn
 
 from meshwright.errors import RunError
-from meshwright.runtime.weights.adoption import Adopted, lies_in_pieces, not_pickled
+from meshwright.runtime.weights.adoption import Adopted, SharedByCopies, lies_in_pieces
 from meshwright.runtime.weights.gathering import Gathering
 from meshwright.torch_compat import forward_hooks
 
 
-class MemberForward:
+class MemberForward(SharedByCopies):
     """Before the forward of a module inside an adopted model, or inside a copy of one: its weights have to be whole,
     as they are in `gathered` and while the model's own forward runs."""
 
@@ -22,12 +21,6 @@ class MemberForward:
 
     def __init__(self, name: str, gathering: Gathering) -> None:
         self.name, self._gathering = name, ref(gathering)
-
-    def __deepcopy__(self, memo: Mapping[int, Any]) -> Any:
-        return self
-
-    def __reduce__(self) -> Any:
-        raise not_pickled()
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         gathering = self._gathering()

@@ -24,8 +24,8 @@ class Begun(Protocol[T_co]):
 
     def done(self) -> bool: ...
 
-    def wait(self) -> T_co:
-        """Its result, once what follows here may use it."""
+    def result(self) -> T_co:
+        """Waited for: what follows here may use it."""
         ...
 
 
@@ -56,8 +56,10 @@ class Overlap:
         if self._stream is not None:
             return self._on_stream(work, self._stream)
         if self._thread is not None:
-            return _OnThread(self._thread.submit(self._run, work))
-        return _AtOnce(work())
+            return self._thread.submit(self._run, work)
+        made = Future[T]()
+        made.set_result(work())
+        return made
 
     def _run(self, work: Callable[[], T]) -> T:
         inside = nullcontext() if self._transport is None else use_transport_on_this_thread(self._transport)
@@ -75,28 +77,6 @@ class Overlap:
         return _OnStream(made, event, work)
 
 
-class _OnThread(Generic[T]):
-    def __init__(self, future: Future[T]) -> None:
-        self._future = future
-
-    def done(self) -> bool:
-        return self._future.done()
-
-    def wait(self) -> T:
-        return self._future.result()
-
-
-class _AtOnce(Generic[T]):
-    def __init__(self, made: T) -> None:
-        self._made = made
-
-    def done(self) -> bool:
-        return True
-
-    def wait(self) -> T:
-        return self._made
-
-
 class _OnStream(Generic[T]):
     def __init__(self, made: T, event: torch.cuda.Event, reads: object) -> None:
         self._made, self._event, self._reads = made, event, reads
@@ -104,6 +84,6 @@ class _OnStream(Generic[T]):
     def done(self) -> bool:
         return bool(self._event.query())  # type: ignore[no-untyped-call]
 
-    def wait(self) -> T:
+    def result(self) -> T:
         torch.cuda.current_stream().wait_event(self._event)
         return self._made

@@ -3,7 +3,7 @@ pieces or whole plain tensors go in."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
 from meshwright.models.joined import Joined
-from meshwright.runtime.weights.adoption import Adopted, not_pickled
+from meshwright.runtime.weights.adoption import Adopted, SharedByCopies
 from meshwright.runtime.weights.gathering import Gathering
 from meshwright.runtime.weights.in_pieces import InPieces
 
@@ -39,7 +39,7 @@ def hook_state(adopted: Adopted, gathering: Gathering) -> None:
             )
 
 
-class _Hook:
+class _Hook(SharedByCopies):
     """path: of the module in what was adopted. away: buffers that other stages change. Copies of models have it.
 
     member: of a module inside, which has nothing to do where the state of what it is in is asked for.
@@ -49,12 +49,6 @@ class _Hook:
 
     def __init__(self, gathering: Gathering, path: str, away: Collection[str]) -> None:
         self._gathering, self.path, self.away = ref(gathering), path, away
-
-    def __deepcopy__(self, memo: Mapping[int, Any]) -> Any:
-        return self
-
-    def __reduce__(self) -> Any:
-        raise not_pickled()
 
     def is_idle(self, prefix: str) -> bool:
         """Weights are whole now, or another's hook does it."""

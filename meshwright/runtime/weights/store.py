@@ -224,7 +224,7 @@ class Store:
             for name in names:
                 begun = self._gathering.get(name)
                 if begun is not None:
-                    self.copies.update(begun.wait())
+                    self.copies.update(begun.result())
                     self._gathering = {key: one for key, one in self._gathering.items() if one is not begun}
 
     def free(self, names: Sequence[str]) -> None:
@@ -385,7 +385,7 @@ class Store:
     def _hand_over(self, *, wait: bool) -> None:
         """Reduced gradients, in the order they were begun, become those of the stored parameters."""
         while self._reducing and (wait or self._reducing[0].done()):
-            for name, local in self._reducing.pop(0).wait().items():
+            for name, local in self._reducing.pop(0).result().items():
                 self._add_stored(name, local)
 
     def _add_stored(self, name: str, local: Tensor) -> None:
@@ -411,7 +411,7 @@ class Store:
         if self.on_host:
             self.memory.synchronize()
         for begun in {id(begun): begun for begun in self._gathering.values()}.values():
-            begun.wait()
+            begun.result()
         self.abandon()
 
     def abandon(self) -> None:
