@@ -95,16 +95,7 @@ def _hosted(costs: list[SegmentCost], pieces: list[Piece], recompute_s: list[flo
     slower = max(1.0, host_s / max(device_s, 1e-30))
     more_s = max(0.0, sum(cost.step_host_s for cost in launched) - sum(cost.update_s for cost in launched))
     if slower > 1.0:
-        launched = [
-            replace(
-                cost,
-                forward_s=cost.forward_s * slower,
-                backward_input_s=cost.backward_input_s * slower,
-                backward_weight_s=cost.backward_weight_s * slower,
-                recompute_s=cost.recompute_s * slower,
-            )
-            for cost in launched
-        ]
+        launched = [cost.scaled(slower) for cost in launched]
     return [replace(launched[0], step_s=launched[0].step_s + more_s), *launched[1:]] if more_s else launched
 
 

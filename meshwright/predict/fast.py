@@ -7,7 +7,8 @@ The peak counts everything that may be held at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import zip_longest
+from typing import Protocol
 
 from meshwright.plan import FrontierPoint, Prediction
 from meshwright.price.overlap import host_waits_s, overlapped, pending_grad_bytes
@@ -29,15 +30,7 @@ def quick_prediction(
     resident = sum(point.resident_bytes for point in points)
     peak = static + resident + max(point.transient_bytes for point in points)
     if exact_peak:
-        held = accumulate(point.resident_bytes for point in points)
-        later, made = [0] * len(points), 0
-        for index, size in reversed(list(enumerate(gradients))):
-            later[index], made = made, made + size
-        runs = [
-            before + max(point.forward_transient_bytes, point.backward_transient_bytes + more)
-            for before, point, more in zip(held, points, later, strict=True)
-        ]
-        peak = static + max(*runs, made)
+        peak = static + max(peak_beside(points, gradients), sum(gradients))
     peak += pending_grad_bytes(points, microbatches)
     alone_s, step_s = sum(point.seconds(microbatches) for point in points), overlapped(points, microbatches)
     host_s = host_waits_s(points, microbatches)
@@ -56,3 +49,27 @@ def quick_prediction(
         hidden_s=max(0.0, alone_s - (step_s - host_s)),
         host_s=host_s,
     )
+
+
+class Running(Protocol):
+    """What runs holds; of FrontierPoints and RematPoints."""
+
+    @property
+    def resident_bytes(self) -> int: ...
+    @property
+    def forward_transient_bytes(self) -> int: ...
+    @property
+    def backward_transient_bytes(self) -> int: ...
+
+
+def peak_beside(runs: Sequence[Running], gradients: Sequence[int]) -> int:
+    """The most bytes in use while segments run, besides those that are held throughout.
+
+    Activations of later segments count once these run, gradients from their backward on.
+    """
+    held, made, most = 0, sum(gradients), 0
+    for run, size in zip_longest(runs, gradients, fillvalue=0):
+        assert not isinstance(run, int)
+        held, made = held + run.resident_bytes, made - size
+        most = max(most, held + max(run.forward_transient_bytes, run.backward_transient_bytes + made))
+    return most

@@ -135,11 +135,4 @@ def _smaller(full: SegmentCost, piece: Piece, smaller: Piece) -> SegmentCost:
     """Costs in a smaller last micro-batch: all seconds shrink as those of the ops do."""
     each_s, less_s = (one.point.forward_s + one.point.backward_s for one in (piece, smaller))
     share = min(1.0, less_s / each_s) if each_s else 1.0
-    return replace(
-        full,
-        forward_s=full.forward_s * share,
-        backward_input_s=full.backward_input_s * share,
-        backward_weight_s=full.backward_weight_s * share,
-        forward_wire_s=full.forward_wire_s * share,
-        backward_wire_s=full.backward_wire_s * share,
-    )
+    return full.scaled(share)

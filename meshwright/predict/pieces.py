@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import add
 
 from meshwright.caches import CACHES
 from meshwright.capture.program import Program
@@ -135,7 +136,7 @@ def _piece(
     )
     add_s = sum(price.add_s for price in prices) / setting.microbatches
     hosted = [price.hosted for price in prices if price.hosted is not None]
-    update = sum(hosted, HostedUpdate()) if hosted else None
+    update = HostedUpdate._make(map(sum, zip(*hosted, strict=True))) if hosted else None
     step_s = point.step_s - sum(one.seconds for one in hosted) + (update.seconds if update else 0.0)
     link_s = sum(price.link_s for price in prices)
     return Piece(replace(point, step_s=step_s), gathered, gradients, add_s=add_s, hosted=update, link_s=link_s)
@@ -146,7 +147,7 @@ def _hosting(plan: Plan, program: Program, stage: Stage, index: int, piece: Piec
     replica = None
     for name in _tied_replicas(program, stage, index):
         price = _tied_replica(plan, program, stage, index, name)
-        replica = price if replica is None else _sum(replica, price)
+        replica = price if replica is None else TiedReplicaPrice._make(map(add, replica, price))
     return replace(piece, replica=replica) if replica else piece
 
 
@@ -191,15 +192,6 @@ def _tied_replica(plan: Plan, program: Program, stage: Stage, index: int, name: 
     there, back = rate_of(plan, *ends), rate_of(plan, *ends[::-1])
     return tied_replica_price(
         value, Layout.parse(stage.tied_replicas[name]), stage.mesh, source, setting_of(plan), there, back
-    )
-
-
-def _sum(one: TiedReplicaPrice, other: TiedReplicaPrice) -> TiedReplicaPrice:
-    return TiedReplicaPrice(
-        one.gather_params_s + other.gather_params_s,
-        one.reduce_grads_s + other.reduce_grads_s,
-        one.held_bytes + other.held_bytes,
-        one.gradient_bytes + other.gradient_bytes,
     )
 
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 from meshwright.capture.program import Program
 from meshwright.plan import Plan
 from meshwright.predict.step import play
-from meshwright.predict.traffic import communication_s, halves
+from meshwright.predict.traffic import halves
 from meshwright.price.check import check_plan
+from meshwright.price.segment import collectives_s
 from meshwright.schedule import plan_lists
 from meshwright.schedule.reads import reads_of
 from meshwright.simulate import Costs, Timeline, simulate
@@ -35,7 +36,7 @@ def _with_inner_collectives(plan: Plan, program: Program, costs: Costs) -> Costs
         if key not in alike:
             parts = list(halves(plan, program, index, shared_values))
             forward_s, backward_s = (
-                sum(communication_s(some, stage.mesh) for forward, some in parts if forward is wanted)
+                sum(collectives_s(some, stage.mesh) for forward, some in parts if forward is wanted)
                 for wanted in (True, False)
             )
             alike[key] = forward_s, backward_s

@@ -12,8 +12,8 @@ from meshwright.layout import Collective
 from meshwright.layout.crossmesh import Route, volume
 from meshwright.plan import Plan
 from meshwright.plan.records import Traffic
+from meshwright.predict.traffic import computing
 from meshwright.price.buckets import segment_collectives
-from meshwright.price.flow import flow
 from meshwright.price.weigh import COUNT_BYTES, count_collectives
 from meshwright.schedule.edges import Edge, Edges, pair_of
 from meshwright.schedule.of_plan import plan_pipeline
@@ -30,7 +30,8 @@ def rank_traffic(plan: Plan, program: Program, rank: int) -> Counter[Collective]
     for stage in plan.groups[number]:
         for index in stage.segments:
             for part, times in plan.cut:
-                found.update(_computing(part, program, index, times))
+                for _, some in computing(part, program, index, part.common_layouts(program, index)):
+                    found.update(some * times)
             found.update(segment_collectives(plan, program, index))
     if plan.groups[number][-1].end == len(program.segments):
         found.update(count_collectives(plan, program))
@@ -61,19 +62,6 @@ def communication_s(plan: Plan, number: int, traffic: Sequence[Traffic]) -> floa
         elif one.axis != ALL:
             total_s += one.count * collective_s(one.kind, one.bytes, axes[one.axis])
     return total_s
-
-
-def _computing(plan: Plan, program: Program, index: int, times: int) -> Iterator[Collective]:
-    graph = program.graph(program.segments[index]).at(plan.microbatch)
-    run = flow(graph, plan.choice(index), plan.stage_of(index).mesh, plan.common_layouts(program, index))
-    carries = {op.name: any(value.grad for value in op.results) for op in graph.ops}
-    values = graph.values()
-    for name, made in run.strategies.items():
-        yield from made.collectives_forward * times
-        yield from made.collectives_backward * times if carries[name] else ()
-    for step in run.moves.values():
-        yield from step.conversion.forward * times
-        yield from step.conversion.backward * times if values[step.value].grad else ()
 
 
 def _broadcasts(plan: Plan, program: Program) -> Iterator[Collective]:

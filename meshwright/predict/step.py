@@ -16,8 +16,8 @@ from meshwright.predict.chosen import chosen_ways, passing_ways
 from meshwright.predict.costs import plan_costs
 from meshwright.predict.one_stage import one_stage_costs
 from meshwright.predict.stages import stage_figures, stage_predictions
+from meshwright.price.segment import collectives_s
 from meshwright.remat.chained import Chained, Nested, played
-from meshwright.remat.curve import RematPoint
 from meshwright.remat.traced import traced_for
 from meshwright.schedule import plan_lists, plan_pipeline
 from meshwright.schedule.of_plan import with_tasks
@@ -64,7 +64,7 @@ def predicted(plan: Plan, program: Program) -> Plan:
     one = play(plan, program)
     found = _one_stage(plan, program, one)
     collectives = traffic.collectives_of(plan, program)
-    spent_s = traffic.communication_s(collectives, plan.mesh)
+    spent_s = collectives_s(collectives, plan.mesh)
     return replace(plan, predicted=replace(found, collectives=collectives, communication_s=spent_s))
 
 
@@ -142,17 +142,9 @@ def _nested(plan: Plan, program: Program, costs: Costs) -> Nested:
         row.forward_transient_bytes - one.forward_transient_bytes
         for row, one in zip(costs.segments, chosen, strict=True)
     ]
-    ways = [_with_copies(way, size) for way, size in zip(chosen, copies, strict=True)]
-    passing = [_with_copies(way, size) for way, size in zip(passing_ways(plan, program), copies, strict=True)]
+    ways = [way.beside(size) for way, size in zip(chosen, copies, strict=True)]
+    passing = [way.beside(size) for way, size in zip(passing_ways(plan, program), copies, strict=True)]
     options = list(zip(ways, passing, strict=True))
     gradients = [row.gradient_bytes for row in costs.segments]
     chained = Chained.of(program, plan, options, gradients, traced_for(plan.mesh.device))
     return played(chained, parse_order(plan.order, len(ways)), ways)
-
-
-def _with_copies(way: RematPoint, size: int) -> RematPoint:
-    return replace(
-        way,
-        forward_transient_bytes=way.forward_transient_bytes + size,
-        backward_transient_bytes=way.backward_transient_bytes + size,
-    )

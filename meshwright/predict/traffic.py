@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshwright.capture.program import Program
-from meshwright.cluster import Mesh, collective_s
 from meshwright.generate.chunk import check_chunkable
 from meshwright.generate.communicates import collectives_in, replayed
 from meshwright.generate.cut import Cut, cut_at
@@ -60,8 +59,18 @@ def halves(
     if choice.chunks > 1 and last:
         yield True, tuple(_in_chunks(plan, program, index))
         return
+    inside = list(computing(plan, program, index, shared_values))
+    yield from inside
+    if choice.recompute and any(some for forward, some in inside if forward):
+        yield False, tuple(replayed(cut_of(plan, program, index, plan.microbatch).halves))
+
+
+def computing(
+    plan: Plan, program: Program, index: int, shared_values: dict[str, Layout]
+) -> Iterator[tuple[bool, tuple[Collective, ...]]]:
+    """(is in forward, collectives) of one segment in one micro-batch: conversions and lowerings."""
     graph = program.graph(program.segments[index]).at(plan.microbatch)
-    run = flow(graph, choice, plan.stage_of(index).mesh, shared_values)
+    run = flow(graph, plan.choice(index), plan.stage_of(index).mesh, shared_values)
     carries = {op.name: any(value.grad for value in op.results) for op in graph.ops}
     values = graph.values()
     for name, made in run.strategies.items():
@@ -70,9 +79,6 @@ def halves(
     for step in run.moves.values():
         yield True, step.conversion.forward
         yield False, step.conversion.backward if values[step.value].grad else ()
-    forward = any(made.collectives_forward for made in run.strategies.values())
-    if choice.recompute and (forward or any(step.conversion.forward for step in run.moves.values())):
-        yield False, tuple(replayed(cut_of(plan, program, index, plan.microbatch).halves))
 
 
 def _in_chunks(plan: Plan, program: Program, index: int) -> list[Collective]:
@@ -93,7 +99,3 @@ def cut_of(plan: Plan, program: Program, index: int, batch: int) -> Cut:
     choice, device = plan.choice(index), plan.stage_of(index).mesh.device
     joint = traced_for(device)(sharded_segment(program, plan, index, batch))
     return cut_at(joint, choice.recompute, choice.keep, run=False)
-
-
-def communication_s(collectives: tuple[Collective, ...], mesh: Mesh) -> float:
-    return sum(collective_s(item.kind, item.bytes, mesh.axis(item.axis)) for item in collectives)

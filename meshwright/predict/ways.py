@@ -72,10 +72,7 @@ def stage_ways(plan: Plan, program: Program, stage: Stage, few: bool = False) ->
 
 
 def way_of(plan: Plan, program: Program, stage: Stage, index: int, whole: bool = False) -> RematPoint:
-    """The RematPoint of the plan's Choice, which need not be on the frontier of its segment.
-
-    whole: with everything that autograd keeps.
-    """
+    """The RematPoint of the plan's Choice, which need not be on the frontier of its segment."""
     mesh, choice = stage.mesh, plan.choice(index)
     choice = bare(choice) if whole else choice
     key = _as_sharded(plan, program, stage, index, choice)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 
 from meshwright.capture.program import ITEM_BYTES, Parameter, Program
 from meshwright.cluster import FLAT, Mesh
@@ -271,10 +272,7 @@ def _single(parameter: Parameter, ops: tuple[Op, ...], layout: Layout, itemsize:
     op = shared_op(ops, parameter.type.sizes, layout, mesh)
     if op is None:
         return None
-    axes = tuple(axis for axis in op.axes if mesh.sizes[axis] > 1)
-    name, size = FLAT.join(mesh.names[axis] for axis in op.axes), 1
-    for axis in axes:
-        size *= mesh.sizes[axis]
+    name, size = FLAT.join(mesh.names[axis] for axis in op.axes), prod(mesh.sizes[axis] for axis in op.axes)
     local = local_bytes(parameter.type.sizes, itemsize, layout, mesh)
     if op.kind == "all_reduce":
         return Bucket("all_reduce", name, size, (parameter.name,), (-1,), local)

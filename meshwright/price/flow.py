@@ -31,8 +31,6 @@ class Move:
 @dataclass(frozen=True, slots=True)
 class Flow:
     """strategies: by op name.
-    layouts: of each value, as made.
-    moves: by (value, wanted layout).
     at: coordinates of the rank whose local sizes the strategies have. Ranks differ only where a dim is cut unevenly.
     """
 

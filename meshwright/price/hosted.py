@@ -7,7 +7,7 @@ gradient goes to the host once it is reduced.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from meshwright.cluster import Device
 from meshwright.cost.host_link import state_copies
@@ -15,8 +15,7 @@ from meshwright.errors import PlanError
 from meshwright.plan import ParameterPlan
 
 
-@dataclass(frozen=True, slots=True)
-class HostedUpdate:
+class HostedUpdate(NamedTuple):
     """Updates of parameters whose optimizer states are on the host, once a step.
 
     update_s: on the device.
@@ -33,14 +32,6 @@ class HostedUpdate:
     def seconds(self) -> float:
         """Seconds of many groups, of which the slowest of the three parts hides the others."""
         return max(self.update_s, self.fetch_s, self.put_s)
-
-    def __add__(self, other: HostedUpdate) -> HostedUpdate:
-        return HostedUpdate(
-            self.update_s + other.update_s,
-            self.fetch_s + other.fetch_s,
-            self.put_s + other.put_s,
-            self.moved_bytes + other.moved_bytes,
-        )
 
 
 def link_s(device: Device, moved: int) -> float:

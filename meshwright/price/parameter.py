@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import NamedTuple
 
 from meshwright.caches import CACHES
@@ -24,9 +25,7 @@ from meshwright.price.hosted import HostedUpdate, hosted_update, link_s
 class Setting:
     """What holds for a whole step.
 
-    microbatches: number of them.
     last: samples of the last one where they are fewer.
-    compile: segments are compiled by inductor.
     reduce: dtype in which gradients travel; that of storage unless given.
     offload: what of parameters is on the host (`ParameterPlan.offload`).
     offloaded: names of these parameters; all unless given.
@@ -279,7 +278,6 @@ def _on_host(
 ) -> ParameterPrice:
     """The price without the bytes that live on the host.
 
-    times: gathers of a step.
     others: tensors besides the weight, which are its gradient and states.
     """
     if not plan.offload:
@@ -332,7 +330,4 @@ def _way_s(way: Conversion, forward: bool, shape: tuple[int, ...], company: floa
 
 
 def local_bytes(shape: tuple[int, ...], itemsize: int, layout: Layout, mesh: Mesh) -> int:
-    size = itemsize
-    for length in layout.local_shape(shape, mesh.sizes):
-        size *= length
-    return size
+    return itemsize * prod(layout.local_shape(shape, mesh.sizes))

@@ -6,6 +6,7 @@ The planner's objective has the same terms; a test holds that the two agree on w
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import prod
 
 from meshwright.caches import CACHES
 from meshwright.capture.program import Op, SegmentGraph, Value
@@ -33,7 +34,6 @@ def price_segment(
     known: Mapping[str, Strategy] | None = None,
 ) -> FrontierPoint:
     """graph: with its batch fixed.
-    parameters: by local name.
     charged: uses of each parameter whose storage, gather and optimizer count here; all, used once, unless given.
     A tied parameter counts in its first segment only.
     known: strategies of the choice by op, where they are at hand.
@@ -193,10 +193,7 @@ def storage_bases(graph: SegmentGraph) -> dict[str, str]:
 
 def shards(made: Strategy, mesh: Mesh) -> int:
     """Number of parts of an op's auxiliaries, which shrink with every axis that is given to a factor."""
-    ways = 1
-    for factor, size in zip(made.factors, mesh.sizes, strict=True):
-        ways *= size if factor else 1
-    return ways
+    return prod(size for factor, size in zip(made.factors, mesh.sizes, strict=True) if factor)
 
 
 def least_working_bytes(op: Op, found: Iterable[Strategy], values: Mapping[str, Value], mesh: Mesh) -> int:

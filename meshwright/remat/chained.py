@@ -22,7 +22,6 @@ from meshwright.schedule.reads import reads_of
 class Chained:
     """A chain of segments for nested orders.
 
-    ways: of each segment.
     passes: of each segment the way whose forward holds least, for forwards that keep nothing.
     sizes: bytes of every boundary value.
     gradients: of each segment's weights, from its backward on.

@@ -48,7 +48,6 @@ class RematPoint:
     forward_transient_bytes, backward_transient_bytes: on top of resident bytes, at the worst moment.
     gradient_bytes: of the parameters, from this backward to the step.
     forced: values that had to be kept, with the reason.
-    chunks: of the samples.
     offload, offloaded_bytes: saved values that are on the host between forward and backward.
     rest_bytes: from the input half of backward to its weight half.
     added_bytes: by which backward's transient is less where gradients are added to those of another micro-batch.
@@ -79,6 +78,14 @@ class RematPoint:
     @property
     def seconds(self) -> float:
         return self.forward_s + self.backward_s
+
+    def beside(self, size: int) -> RematPoint:
+        """The same with so many bytes more in use while it runs."""
+        return replace(
+            self,
+            forward_transient_bytes=self.forward_transient_bytes + size,
+            backward_transient_bytes=self.backward_transient_bytes + size,
+        )
 
     def on(self, choice: Choice) -> Choice:
         """The choice of a segment that runs in this way."""

@@ -63,12 +63,10 @@ def _away(
 ) -> RematPoint:
     copy_s, slowed_s = moved / copies.rate, moved / copies.memory_rate
     return replace(
-        kept,
+        kept.beside(moved),
         offload=names,
         offloaded_bytes=moved,
         resident_bytes=kept.resident_bytes - moved,
-        forward_transient_bytes=kept.forward_transient_bytes + moved,
-        backward_transient_bytes=kept.backward_transient_bytes + moved,
         forward_s=kept.forward_s + slowed_s + max(0.0, copy_s - forward_s),
         backward_s=kept.backward_s + slowed_s + max(0.0, copy_s - backward_s),
         forward_host_s=kept.forward_host_s + len(names) * copies.call_s,

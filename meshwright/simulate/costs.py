@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 
 from meshwright.errors import PlanError, counted
 from meshwright.plan import FrontierPoint
@@ -84,27 +85,20 @@ class SegmentCost:
 
     @classmethod
     def of(cls, point: FrontierPoint) -> SegmentCost:
-        return cls(
-            point.forward_s,
-            point.backward_input_s + point.slowed_s,
-            point.backward_weight_s,
-            point.gather_params_s,
-            point.reduce_grads_s,
-            point.step_s,
-            point.async_comm_s,
-            point.static_bytes,
-            point.resident_bytes,
-            point.forward_transient_bytes,
-            point.backward_transient_bytes,
-            pending_grad_bytes=point.pending_grad_bytes,
-            forward_wire_s=point.forward_wire_s,
-            backward_wire_s=point.backward_wire_s,
-            reduce_per_microbatch_s=point.reduce_per_microbatch_s,
-            grad_buckets=point.grad_buckets,
-            forward_host_s=point.forward_host_s,
-            backward_host_s=point.backward_host_s,
-            step_host_s=point.step_host_s,
-            prefetched_param_bytes=point.prefetched_param_bytes,
+        backward_input_s, overlappable_s = point.backward_input_s + point.slowed_s, point.async_comm_s
+        shared = dict(zip(_SHARED, _shared(point), strict=True))
+        return cls(backward_input_s=backward_input_s, overlappable_s=overlappable_s, **shared)
+
+    def scaled(self, share: float) -> SegmentCost:
+        """With all seconds of its passes times this."""
+        return replace(
+            self,
+            forward_s=self.forward_s * share,
+            backward_input_s=self.backward_input_s * share,
+            backward_weight_s=self.backward_weight_s * share,
+            recompute_s=self.recompute_s * share,
+            forward_wire_s=self.forward_wire_s * share,
+            backward_wire_s=self.backward_wire_s * share,
         )
 
     @property
@@ -139,6 +133,15 @@ class SegmentCost:
         return (
             max(0.0, self.overlappable_s - self.reduce_grads_s) / self.gather_params_s if self.gather_params_s else 0.0
         )
+
+
+_SHARED = tuple(
+    one.name
+    for one in fields(FrontierPoint)
+    if one.name in SegmentCost.__slots__ and one.name not in ("backward_input_s", "overlappable_s")
+)
+_shared = attrgetter(*_SHARED)
+"""Figures that a point has under the same name."""
 
 
 @dataclass(frozen=True, slots=True)

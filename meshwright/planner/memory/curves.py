@@ -44,7 +44,6 @@ class Curves:
     options: of each instance; alike instances share the object.
     gradients: bytes per instance, of the parameters that no later one has.
     static_bytes: in memory during the whole step: parameters, optimizer, batch, shared values.
-    step_s: seconds of the optimizer.
     offload_options: of each instance, points that offload; empty where the link to the host is not known.
     fused: the pairs of forward and backward will be compiled.
     """
@@ -100,7 +99,6 @@ class Curves:
         """The fastest plan within the budget. Raises PlanError with the fewest bytes that would do.
 
         budget_bytes: None is all usable memory of the device.
-        method: one of `METHODS`.
         """
         check_method(f"method {method!r}", method)
         budget = budget_bytes if budget_bytes is not None else self.plan.mesh.device.usable_bytes
@@ -118,7 +116,6 @@ class Curves:
     def find(self, budget: int, budget_bytes: int | None, method: str, nest: bool = True) -> Plan | None:
         """The fastest plan within the budget; None where there is none.
 
-        budget: in bytes.
         budget_bytes: the user's limit, for the plan.
         nest: with method auto, segments may run forward more than once.
         """
@@ -145,7 +142,6 @@ class Curves:
         """The plan with these points, and its gap.
 
         slower_s: seconds above a bound on all plans, per micro-batch.
-        order: steps of a nested order.
         """
         plan = replace(with_kept(self.plan, picked), memory_bytes=budget_bytes, order=order, compile=self.fused)
         plan = predicted(plan, self.program)

@@ -20,19 +20,14 @@ import numpy as np
 
 from meshwright.planner.chain.label_dp import LagrangianBound, Ways, label_dp
 from meshwright.planner.effort import RESOLUTION
+from meshwright.predict.fast import Running, peak_beside
 
 
-class Option(Protocol):
+class Option(Running, Protocol):
     """One way to run an instance; `RematPoint` is one."""
 
     @property
-    def resident_bytes(self) -> int: ...
-    @property
     def seconds(self) -> float: ...
-    @property
-    def forward_transient_bytes(self) -> int: ...
-    @property
-    def backward_transient_bytes(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +87,8 @@ def _ways(instances: Sequence[Instance]) -> list[Ways]:
 
 def peak_of(instances: Sequence[Instance], options: Sequence[int], static_bytes: int = 0) -> int:
     """The most bytes in use at any moment."""
-    later = sum(instance.gradient_bytes for instance in instances)
-    resident, most = 0, static_bytes
-    for instance, index in zip(instances, options, strict=True):
-        option = instance.options[index]
-        later -= instance.gradient_bytes
-        resident += option.resident_bytes
-        working = max(option.forward_transient_bytes, option.backward_transient_bytes + later)
-        most = max(most, static_bytes + resident + working)
-    return most
+    runs = [instance.options[option] for instance, option in zip(instances, options, strict=True)]
+    return static_bytes + peak_beside(runs, [instance.gradient_bytes for instance in instances])
 
 
 def least_peak_bytes(instances: Sequence[Instance], static_bytes: int = 0) -> int:

@@ -51,7 +51,6 @@ def fixed_ways(
 ) -> list[RematPoint]:
     """The point of every segment under one of `FIXED`.
 
-    options: the segments' frontiers.
     fused: the pairs of forward and backward will be compiled.
     """
     kept = all_kept(options)

@@ -75,17 +75,8 @@ class RematOptions:
     def static_bytes(self) -> int:
         return sum(point.static_bytes for point in self.points) - sum(self.gradients)
 
-    def with_weights(self, index: int, kept: RematPoint) -> RematPoint:
-        """The point with gathered weights among its transients."""
-        more = self.gathered[index]
-        return replace(
-            kept,
-            forward_transient_bytes=kept.forward_transient_bytes + more,
-            backward_transient_bytes=kept.backward_transient_bytes + more,
-        )
-
     def point(self, index: int, kept: RematPoint) -> FrontierPoint:
-        point, found = self.points[index], self.with_weights(index, kept)
+        point, found = self.points[index], kept.beside(self.gathered[index])
         more_s = max(0.0, kept.seconds - self.curves.options[index][0].seconds)
         if self.traced is not None:
             point, more_s = self.traced[index].traced(kept).point, 0.0

@@ -47,7 +47,6 @@ def refine(
     """The plan with the same sharding and the fastest rematerialisation within the budget; None where none fits.
 
     chunks: numbers of chunks in which the backward of an inner segment may run; each has to be traced.
-    method: of activation checkpointing.
     nested: by `auto`, a nested order where nothing else fits.
     """
     if plan.predicted.static_bytes > budget_bytes:
@@ -149,7 +148,7 @@ def _instances(ways: RematOptions, options: Options) -> list[Instance]:
     for index, found in enumerate(options):
         key = (id(found), ways.gathered[index])
         if key not in made:
-            made[key] = [ways.with_weights(index, kept) for kept in found]
+            made[key] = [kept.beside(ways.gathered[index]) for kept in found]
     return [
         Instance(made[id(found), ways.gathered[index]], ways.gradients[index]) for index, found in enumerate(options)
     ]
