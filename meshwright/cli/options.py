@@ -109,7 +109,7 @@ def this_machine() -> Cluster:
     from meshwright.cluster import load_cluster
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if not _has_nvidia():
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
         return load_cluster(f"local:{min(MOST_PROCESSES, cores)}")
     import torch
 
@@ -133,7 +133,3 @@ def gpus_named(names: list[str]) -> Cluster:
             "measure them with `meshwright cluster detect`, then name the file: --cluster FILE.toml",
         )
     return load_cluster(f"{short[0]}:{len(names)}")
-
-
-def _has_nvidia() -> bool:
-    return any(Path("/dev").glob("nvidia[0-9]*"))

@@ -57,10 +57,7 @@ class Curve:
 def one_device_frontier(
     program: Program, mesh: Mesh, *, optimizer: str, precision: str, compiled: bool, points: int = 24
 ) -> Curve:
-    """The frontier on a mesh of one device. Raises PlanError where it has several.
-
-    points: budgets to plan for.
-    """
+    """The frontier on a mesh of one device. Raises PlanError where it has several."""
     count = prod(mesh.sizes)
     if count != 1:
         raise PlanError(f"a mesh of {count} devices", "one device", "use `meshwright plan --memory` for each budget")

@@ -86,7 +86,7 @@ def _of_config(transformers: Any, name: str, make: Callable[[Settings], Any]) ->
     defaults |= {alias: defaults[key] for alias, key in config.attribute_map.items() if key in defaults}
     if "use_cache" in defaults:
         defaults["use_cache"] = False  # training keeps no keys and values for later tokens
-    if _reads_text(head):
+    if head not in ("AutoModelForImageClassification", "AutoModelForCTC"):
         defaults["seq"] = min(_longest(config), LONGEST_DEFAULT)
 
     def build(settings: Settings) -> nn.Module:
@@ -183,10 +183,6 @@ def _build(transformers: Any, name: str, head: str, config: Any) -> nn.Module:
             "correct the settings",
         ) from error
     return model.train()
-
-
-def _reads_text(head: str) -> bool:
-    return head not in ("AutoModelForImageClassification", "AutoModelForCTC")
 
 
 def _longest(config: Any) -> int:

@@ -30,7 +30,6 @@ def compiled_plan(
 
     search: the fastest plan within so many bytes per device, as fused shares price it.
     budget_bytes: bytes per device that the plan may fill.
-    method: of activation checkpointing.
     """
     limit, over = memory_bytes, 0
     for _ in range(RETRIES):

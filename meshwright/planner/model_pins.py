@@ -58,10 +58,7 @@ def check_names(texts: Iterable[str], model: nn.Module) -> None:
 
 
 def check_storage(texts: Iterable[str], sizes: Mapping[str, Sequence[int]]) -> None:
-    """Refuses storage of parameters or dims that do not exist, and two storages of one parameter.
-
-    sizes: of each parameter.
-    """
+    """Refuses storage of parameters or dims that do not exist, and two storages of one parameter."""
     pinned: dict[str, tuple[str, object]] = {}
     for text, key, layout in _stored(texts):
         said = layout, pin_parts(text)[1].partition(" on ")[2]

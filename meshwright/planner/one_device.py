@@ -103,8 +103,6 @@ def one_device_search(
 ) -> Plan:
     """The fastest plan that fits. Raises NoRoomError where none does and the request wants one that fits.
 
-    pins: of the mesh and of micro-batches.
-    method: of activation checkpointing.
     may_offload: optimizer states and weights may be offloaded to the host.
     """
     mesh = one_device_mesh(request.cluster)

@@ -56,11 +56,7 @@ ROUNDING = 1e-12
 
 
 class OneStageSearch:
-    """Search over meshes, micro-batch counts, shardings and rematerialisations of one stage.
-
-    pins: those of a mesh.
-    method: of activation checkpointing.
-    """
+    """Search over meshes, micro-batch counts, shardings and rematerialisations of one stage."""
 
     def __init__(self, request: PlanRequest, pins: tuple[str, ...], method: str, log: SearchRecorder) -> None:
         self.request, self.pins, self.method, self.log = request, pins, method, log
@@ -114,10 +110,7 @@ class OneStageSearch:
         self.jointly = self.first
 
     def search(self, best: Plan | None, found: SearchResult) -> tuple[Plan | None, float]:
-        """(the fastest plan that fits, `best` if none is faster; a lower bound on the step of all plans).
-
-        found: what `keep_all` found.
-        """
+        """(the fastest plan that fits, `best` if none is faster; a lower bound on the step of all plans)."""
         budget = self.budget
         limit_s = (best.predicted.step_s if best else inf) * (1 + self.simpler_within)
         if self.method not in (*ANYWHERE, "flat"):

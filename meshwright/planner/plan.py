@@ -72,7 +72,6 @@ def make_plan(
     program: captured in the dtype it computes in, which is bfloat16 for `bf16` and `mixed`.
     memory_bytes: limit per device; the device's own unless given.
     compile: segments are compiled by inductor, and priced so.
-    max_axes: of a mesh.
     fit: refuse where nothing fits; otherwise return the fastest plan of the most micro-batches.
     recompute: activations may be recomputed in backward where memory binds.
     on_incumbent: called with a line of text for every better plan.

@@ -28,7 +28,6 @@ class Progress:
 
     shown: False writes nothing.
     quiet_s: nothing is written before so many seconds.
-    prefix: of every line.
     stops: Ctrl-C ends the search, not the process.
     """
 

@@ -53,10 +53,7 @@ def unpredicted_plan(
 ) -> Plan:
     """The Plan of stages and choices.
 
-    cluster: its name.
-    choices: one per segment.
     parameters: by full name, in any order.
-    rough: the prediction to carry.
     """
     different, segments = shared_choices(choices)
     return Plan(

@@ -24,8 +24,6 @@ class PlanRequest:
     model: the name by which a Plan refers to it.
     memory_bytes: limit per device; None is the device's own, less `headroom`.
     setting: optimizer, precision, compiled or not, what is offloaded to the host.
-    pins: as text.
-    max_axes: of a mesh.
     fit: refuse where nothing fits; otherwise return the fastest plan of the most micro-batches.
     recompute: activations may be recomputed in backward where memory binds.
     simpler_within: the simplest of all plans within this part of the fastest step is taken.

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from meshwright.caches import CACHES
 from meshwright.capture.program import TensorType
@@ -211,9 +212,7 @@ def _complete(found: dict[str, int], dim: Dim, size: int, signature: Signature) 
     unknown = [factor for factor in dim if factor not in found]
     if len(unknown) > 1:
         raise RuleError(f"the sizes of {' and '.join(unknown)} in {signature}", "each to follow from some dim")
-    product = 1
-    for factor in dim:
-        product *= found.get(factor, 1)
+    product = prod(found.get(factor, 1) for factor in dim)
     if unknown and product and size % product == 0:
         found[unknown[0]] = size // product
     elif product != size:

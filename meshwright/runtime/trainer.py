@@ -38,7 +38,7 @@ from meshwright.runtime.step.units import check_unit
 from meshwright.runtime.step_loss import StepLoss
 from meshwright.runtime.variants import check_storage, fits, smaller_for
 from meshwright.runtime.watch import Watch, default_timeout_s
-from meshwright.runtime.weights.adoption import Adopted, Cut, check_no_gradients, idle_names
+from meshwright.runtime.weights.adoption import Adopted, Cut, check_no_gradients, idle_names, updated
 from meshwright.runtime.weights.alike import check_weights_alike
 from meshwright.runtime.weights.clip import ClippedStages, clip_gradients
 from meshwright.runtime.weights.gathering import Forward, Gathering, OnlyWhole, ordinary_tensors
@@ -217,9 +217,7 @@ class Trainer:
         itself leaves out (`persistent=False`)."""
         changed: dict[str, int] = {}
         for index, segment in enumerate(self.program.segments):
-            graph = self.program.graph(segment)
-            local = dict(zip((value.name for value in graph.buffers), segment.buffers, strict=True))
-            changed.update((local[name], index) for name, _ in graph.updates)
+            changed.update(dict.fromkeys(updated(self.program, segment), index))
         own = self._interpreter.segments.part_of
         return {
             name: tensor

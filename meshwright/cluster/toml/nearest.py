@@ -21,7 +21,6 @@ from meshwright.cluster.hosts import (
 from meshwright.cluster.origins import FROM, origin, shipped_name, sources_of
 from meshwright.cluster.presets import NCCL_OVERHEAD_S
 from meshwright.cluster.profile_load import device_of, shipped
-from meshwright.cluster.tree import Link
 
 _KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
@@ -95,14 +94,10 @@ class Nearest:
     def _link(self, bandwidth: float) -> str:
         """Of the device's own hosts where the bandwidth is about theirs, else of the nearest bandwidth."""
         own = [HOSTS[each].inner for each in self._devices if each in HOSTS]
-        near = [link for link in own if _about(link, bandwidth)]
+        near = [link for link in own if link.measured and 0.5 <= bandwidth / link.bandwidth <= 2.0]
         if near:
             return near[0].measured
         return min(measured_links(), key=lambda name: abs(log(link_table(name)["bandwidth"] / bandwidth)))
-
-
-def _about(link: Link, bandwidth: float) -> bool:
-    return bool(link.measured) and 0.5 <= bandwidth / link.bandwidth <= 2.0
 
 
 def _apart(device: Device, peaks: dict[str, float], memory_bytes: float, bandwidth: float) -> float:

@@ -107,10 +107,7 @@ def feasible_pipeline(
     recompute: bool,
     method: str = "auto",
 ) -> MemoryNeeded | None:
-    """Plans of several stages, on devices of so much memory.
-
-    method: of activation checkpointing.
-    """
+    """Plans of several stages, on devices of so much memory."""
     devices = tuple(replace(one, memory_bytes=budget_bytes + one.reserve_bytes) for one in cluster.devices)
     roomy = replace(cluster, devices=devices)
     search = PipelineSearch(program, roomy, budget_bytes, setting, pins, recompute=recompute, first=True, method=method)

@@ -113,7 +113,6 @@ def best_bound(
     """The highest bound over the overlap weights of these models and all prices.
 
     incumbent_s: a bound above it is high enough.
-    best: the bound known before.
     start: the first price to try where `best` has none, in seconds per byte.
     """
     for shardings in models:

@@ -116,7 +116,6 @@ class MeshSearch:
     def trace(self, chain: Chain, mixed: RematChain | None = None, slow: bool = False) -> float:
         """Rematerialises one sharding and takes it if it beats the incumbent.
 
-        mixed: the rematerialisation, where it is given.
         slow: also a sharding that is slower than the incumbent with everything kept.
         Returns the seconds of its step, infinite where it does not fit."""
         plan = self.assemble(chain, self.shardings)

@@ -34,7 +34,6 @@ def sweep_budgets(
     Where a budget fits nothing, the next lies halfway back to the last peak.
     refined: the plan of a sharding under the true budget.
     exactly: as for `solve_chain`; and the last budget is the true one.
-    first: the first plan that fits is enough.
     """
     room = peak = ANY_BYTES
     skipped = False

@@ -97,7 +97,6 @@ class SegmentProblem:
     ) -> None:
         """fixed: boundary values with one layout only.
         uses: as `chain_uses`, of weights that no other segment reads.
-        image_cuts: how images may cross boundaries.
         """
         self.space, self.tied, self.fixed = space, tied or {}, fixed or {}
         self.uses, self.image_cuts = uses, image_cuts

@@ -66,8 +66,6 @@ class Space:
     op_costs: of each op, seconds of each strategy.
     op_weight_s: of these, those of the weights' gradients.
     op_host_s: of each op, a lower bound on the seconds of its kernel launches.
-    op_kept: of each op, its saved tensors.
-    matrices: conversions priced so far.
     """
 
     graph: SegmentGraph
@@ -253,10 +251,7 @@ def conversions_s(space: Space, name: str, made: LayoutSet, wants: LayoutSet) ->
 
 
 def boundary_layouts(space: Space, name: str, image_cuts: int = ALL) -> tuple[Layout, ...]:
-    """Layouts in which a value may cross from one segment to the next: on each axis `I` or evenly sharded.
-
-    image_cuts: how images may cross.
-    """
+    """Layouts in which a value may cross from one segment to the next: on each axis `I` or evenly sharded."""
     mesh, pins, batch_dims = space.mesh, space.pins, space.batch_dims[name]
     shapes = [values[name].type.sizes for values in (space.values, space.last) if values]
     shape = shapes[0]

@@ -80,7 +80,6 @@ def _narrowed(
 
     dims: of every operand and result, those that hold samples.
     weights: positions of the operands that are weights.
-    experts: the op is a mixture of experts.
     """
     split = [way for way in ways if any(way.operands[p].is_shard for p in weights)]
     spread = [way for way in split if experts and all(way.operands[p].dim == 0 for p in weights)]

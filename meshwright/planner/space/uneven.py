@@ -28,9 +28,7 @@ def worthwhile(
 ) -> list[Way]:
     """The ways of an axis without uneven cuts that lose too much.
 
-    shapes: of every operand and result of the op.
-    samples: of each of these, the dims that hold samples.
-    size: of the axis.
+    samples: of each operand and result, the dims that hold samples.
     """
 
     def is_wanted(way: Way) -> bool:

@@ -30,7 +30,6 @@ class Restarts:
 
     full: the plan for all of its ranks.
     make: a plan for so many ranks; None where the job cannot be planned again.
-    folder: where it saves.
     """
 
     def __init__(self, full: Plan, make: Callable[[int], Plan] | None, folder: Path) -> None:
