@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from meshwright.cluster import Axis
 from meshwright.explain.describe_pipeline import describe_pipeline
-from meshwright.explain.words import accumulated, alike_weights, batch_parts, hosted_lines, weight_words
+from meshwright.explain.words import accumulated, alike_weights, batch_parts, hosted_lines, tally, weight_words
 from meshwright.layout import Collective
 from meshwright.plan.plan import Plan
 from meshwright.plan.units import show_bytes, show_gap, show_seconds
@@ -101,9 +101,5 @@ def _recomputed(plan: Plan) -> list[str]:
 
 def collectives_table(collectives: Iterable[Collective]) -> list[str]:
     """One line per kind and axis: how many, and how many bytes in all."""
-    counts: Counter[tuple[str, str]] = Counter()
-    moved: Counter[tuple[str, str]] = Counter()
-    for item in collectives:
-        counts[item.kind, item.axis] += 1
-        moved[item.kind, item.axis] += item.bytes
-    return [f"{n} x {kind} over {axis}, {show_bytes(moved[kind, axis])}" for (kind, axis), n in sorted(counts.items())]
+    found = sorted(tally(collectives).items())
+    return [f"{count} x {kind} over {axis}, {show_bytes(size)}" for (kind, axis), (count, size, _) in found]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from meshwright.cluster import collective_s
 from meshwright.errors import counted
 from meshwright.explain.words import (
     SCHEDULES,
@@ -14,6 +12,7 @@ from meshwright.explain.words import (
     batch_parts,
     hosted_lines,
     is_checkpointed,
+    tally,
     weight_words,
 )
 from meshwright.layout import Layout
@@ -124,19 +123,11 @@ def _traffic(plan: Plan) -> list[str]:
     of collectives the seconds."""
     lines = []
     for number, stage in enumerate(plan.predicted.stages):
-        mesh = plan.groups[number][0].mesh
-        axes = {axis.name: axis for axis in (*mesh.axes, *mesh.flat)}
-        counts, sizes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-        seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
-        for one in stage.traffic:
-            counts[one.kind, one.axis] += one.count
-            sizes[one.kind, one.axis] += one.count * one.bytes
-            if one.axis in axes:
-                seconds[one.kind, one.axis] += one.count * collective_s(one.kind, one.bytes, axes[one.axis])
-        for (kind, axis), size in sizes.most_common():
+        found = tally(stage.traffic, plan.groups[number][0].mesh)
+        for (kind, axis), (count, size, seconds) in sorted(found.items(), key=lambda one: -one[1].bytes):
             where = _WORDS.get(kind, "over") + " " + axis
-            took = f", {show_seconds(seconds[kind, axis])}" if (kind, axis) in seconds else ""
-            lines.append(f"  stage {number}: {counts[kind, axis]} x {kind} {where}, {show_bytes(size)}{took}")
+            took = "" if seconds is None else f", {show_seconds(seconds)}"
+            lines.append(f"  stage {number}: {count} x {kind} {where}, {show_bytes(size)}{took}")
     return lines
 
 

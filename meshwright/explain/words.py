@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
-from meshwright.cluster import Mesh
+from meshwright.cluster import Mesh, collective_s
 from meshwright.errors import counted
-from meshwright.layout import Layout
+from meshwright.layout import Collective, Layout
 from meshwright.plan import Choice, ParameterPlan, Plan, Stage
+from meshwright.plan.records import Traffic
 from meshwright.plan.units import show_bytes
 
 ROLES = {
@@ -338,3 +340,24 @@ def _sequence(plan: Plan, stage: Stage) -> bool:
     handed = [[Layout.parse(text) for text in plan.choice(index).outputs] for index in stage.segments[:-1]]
     split = [any(one[place].dim == 1 for one in layouts for place in tensor) for layouts in handed]
     return 2 * sum(split) > len(split)
+
+
+class Tally(NamedTuple):
+    """How often collectives run, their bytes in all, and their seconds where the axis is known."""
+
+    times: int
+    bytes: int
+    seconds: float | None
+
+
+def tally(traffic: Iterable[Collective | Traffic], mesh: Mesh | None = None) -> dict[tuple[str, str], Tally]:
+    """By kind and axis, which is one of the mesh if that is given."""
+    axes = {} if mesh is None else {axis.name: axis for axis in (*mesh.axes, *mesh.flat)}
+    found: dict[tuple[str, str], Tally] = {}
+    for one in traffic:
+        times = one.count if isinstance(one, Traffic) else 1
+        count, size, seconds = found.get((one.kind, one.axis), (0, 0, None))
+        if one.axis in axes:
+            seconds = (seconds or 0.0) + times * collective_s(one.kind, one.bytes, axes[one.axis])
+        found[one.kind, one.axis] = Tally(count + times, size + times * one.bytes, seconds)
+    return found

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from meshwright.capture.program import Program
-from meshwright.cluster import Axis, Mesh, collective_s, load_cluster
+from meshwright.cluster import Axis, Mesh, load_cluster
 from meshwright.errors import MeshwrightError
 from meshwright.explain import accuracy
 from meshwright.explain.figures import mfu
 from meshwright.explain.recipes import Baseline
 from meshwright.explain.recommend import bound_words, devices, limit_bytes, notes, tokens
-from meshwright.explain.words import ROLES, headline, role_of
+from meshwright.explain.words import ROLES, headline, role_of, tally
 from meshwright.plan import Plan, Stage
 from meshwright.report.layers import kinds, layers
 from meshwright.report.timeline import timeline_data
@@ -112,22 +111,11 @@ def _axis(axis: Axis) -> dict[str, Any]:
 
 def _traffic(plan: Plan, number: int, mesh: Mesh) -> list[dict[str, Any]]:
     """Per kind and axis: how often, how many bytes, what it would take with nothing hidden."""
-    counts: Counter[tuple[str, str]] = Counter()
-    moved: Counter[tuple[str, str]] = Counter()
-    seconds: Counter[tuple[str, str]] = Counter()
-    if plan.predicted.stages:
-        items = [(one.kind, one.axis, one.bytes, one.count) for one in plan.predicted.stages[number].traffic]
-    else:
-        items = [(one.kind, one.axis, one.bytes, 1) for one in plan.predicted.collectives]
-    names = {axis.name for axis in (*mesh.axes, *mesh.flat)}
-    for kind, axis, size, count in items:
-        counts[kind, axis] += count
-        moved[kind, axis] += size * count
-        if axis in names:
-            seconds[kind, axis] += count * collective_s(kind, size, mesh.axis(axis))  # type: ignore[assignment]
+    stages, collectives = plan.predicted.stages, plan.predicted.collectives
+    found = sorted(tally(stages[number].traffic if stages else collectives, mesh).items())
     return [
-        {"kind": kind, "axis": axis, "count": n, "bytes": moved[kind, axis], "seconds": seconds.get((kind, axis))}
-        for (kind, axis), n in sorted(counts.items())
+        {"kind": kind, "axis": axis, "count": times, "bytes": size, "seconds": seconds}
+        for (kind, axis), (times, size, seconds) in found
     ]
 
 
