@@ -30,13 +30,14 @@ from meshwright.cluster.calibrate.tape import tape_figures
 from meshwright.cluster.profile_load import check_profile, device_of, profile_of, read_profile
 
 CPU = torch.device("cpu")
+EFFORTS = calibration.efforts()
 TINY = replace(
-    calibration.CPU,
+    EFFORTS["cpu"],
     numels=(1 << 10, 1 << 12),
     rows=(("units", (16, 64)), ("width", (64, 256))),
     matmul=(16, 32),
     biased=(16, 32),
-    spread=replace(calibration.CPU.spread, attention=3, variants=2, plain=3, window=8, most_elements=1 << 14),
+    spread=replace(EFFORTS["cpu"].spread, attention=3, variants=2, plain=3, window=8, most_elements=1 << 14),
     peak_size=64,
     aligned_size=64,
     copy_bytes=1 << 16,
@@ -69,7 +70,7 @@ def test_attention_samples_have_the_sizes_asked_for(variant: str) -> None:
     assert [side for side, _ in both_sides(rates.clock, sample)] == ["forward", "backward"]
 
 
-@pytest.mark.parametrize("effort", [calibration.CUDA, calibration.CPU])
+@pytest.mark.parametrize("effort", EFFORTS.values(), ids=EFFORTS)
 def test_scattered_sizes_are_many_and_within_bounds(effort: calibration.Effort) -> None:
     spread, most = effort.spread, effort.most_flops["float32"]
     found = attention_points(spread, spread.attention, most)
@@ -123,7 +124,7 @@ def test_a_pace_that_never_stays_is_taken_as_it_is(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_profile_comes_out_that_prices_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "CPU", TINY)
+    monkeypatch.setattr(calibration, "efforts", lambda: {"cpu": TINY})
     monkeypatch.setattr(calibration, "clock_for", lambda device: CpuClock(1e-6, 1))
     found = calibration.calibrate(CPU)
     found["sources"] = sources(found)
