@@ -51,7 +51,7 @@ def factors(rates: Rates, layout: str, dtype: torch.dtype, m: int, n: int, k: in
 def matmul_grid(
     rates: Rates, layout: str, dtype: torch.dtype, sizes: tuple[int, ...], most_flops: float
 ) -> tuple[Axes, list[float]]:
-    name = str(dtype).removeprefix("torch.")
+    name = text_of(dtype)
     axes: Axes = (("m", sizes), ("n", sizes), ("k", sizes))
     cells: Cells = {}
     for m, n, k in _points(axes):
@@ -119,3 +119,12 @@ def backward_of(result: Tensor, wrt: tuple[Tensor, ...], gradient: Tensor) -> Ca
 
 def _points(axes: Axes) -> Iterator[tuple[int, ...]]:
     return (tuple(point) for point in product(*(sizes for _, sizes in axes)))
+
+
+def text_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def short(figure: float) -> float:
+    """With the digits that a profile has."""
+    return float(f"{figure:.4g}")

@@ -24,6 +24,8 @@ from meshwright.cluster.calibrate.grids import (
     matmul_grid,
     misaligned,
     row_grids,
+    short,
+    text_of,
 )
 from meshwright.cluster.calibrate.host import eager_table, pair_table
 from meshwright.cluster.calibrate.optimizer import optimizers, scale_to_a_step
@@ -87,7 +89,7 @@ def _steps(
     yield "kernels bound by memory", lambda: found.update(kernels=_kernels(rates, effort, dtypes))
     yield "rows", lambda: found["grids"].update(_rows(rates, effort, dtypes))
     yield "products", lambda: found["grids"].update(_matmuls(rates, effort, dtypes))
-    most = {dtype: effort.most_flops[_text(dtype)] for dtype in dtypes}
+    most = {dtype: effort.most_flops[text_of(dtype)] for dtype in dtypes}
     yield "attention", lambda: found["scatters"].update(attentions(rates, effort.spread, most))
     yield "convolution", lambda: found["scatters"].update(convolutions(rates, effort.spread, most))
     yield "odd sizes, steady load", lambda: found.update(factors=_factors(rates, effort, dtypes))
@@ -114,13 +116,13 @@ def _figures(
         "schema": SCHEMA,
         "name": known.get("name") or _name(device),
         "kind": device.type,
-        "peaks": dict(known.get("peaks") or {name: _short(rate) for name, rate in reached.items()}),
+        "peaks": dict(known.get("peaks") or {name: short(rate) for name, rate in reached.items()}),
         "memory_bytes": known.get("memory_bytes") or _memory_bytes(device),
         "reserve_bytes": known.get("reserve_bytes") or (3 << 29 if device.type == "cuda" else 1 << 29),
-        "memory_bandwidth": _short(bandwidth),
+        "memory_bandwidth": short(bandwidth),
         "units": torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1,
-        "launch_s": _short(asked_s),
-        "reached": {**{name: _short(rate) for name, rate in reached.items()}, "copy": _short(copied)},
+        "launch_s": short(asked_s),
+        "reached": {**{name: short(rate) for name, rate in reached.items()}, "copy": short(copied)},
         "host_link": _host_link(device, clock, min(effort.copy_bytes, 1 << 28)),
         "grids": {},
         "scatters": {},
@@ -144,8 +146,8 @@ def _host_link(device: torch.device, clock: CpuClock | CudaClock, n_bytes: int) 
     here = torch.zeros(n_bytes, dtype=torch.uint8).pin_memory()
     there = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
     return {
-        "to_device": _short(n_bytes / clock.device_s(lambda: there.copy_(here, non_blocking=True))),
-        "from_device": _short(n_bytes / clock.device_s(lambda: here.copy_(there, non_blocking=True))),
+        "to_device": short(n_bytes / clock.device_s(lambda: there.copy_(here, non_blocking=True))),
+        "from_device": short(n_bytes / clock.device_s(lambda: here.copy_(there, non_blocking=True))),
     }
 
 
@@ -156,9 +158,9 @@ def _kernels(rates: Rates, effort: Effort, dtypes: list[torch.dtype]) -> dict[st
         more = (n for n in MORE.get(name, ()) if n < effort.numels[-1])
         for n in sorted((*effort.numels[: -1 if name in SLOW else None], *more)):
             for side, work, took_s in _kernel(rates, KERNELS[name], n, dtype):
-                points = found.setdefault(f"{name}.{side}", {}).setdefault(_text(dtype), [])
+                points = found.setdefault(f"{name}.{side}", {}).setdefault(text_of(dtype), [])
                 if work not in (known for known, _ in points):  # samples have a smallest size
-                    points.append([work, _short(took_s)])
+                    points.append([work, short(took_s)])
     return found
 
 
@@ -176,32 +178,32 @@ def _rows(rates: Rates, effort: Effort, dtypes: list[torch.dtype]) -> dict[str, 
     for kernel in ROWS:
         for dtype in dtypes:
             for side, fractions in row_grids(rates, kernel, dtype, effort.rows, effort.most_elements).items():
-                found.setdefault(f"{kernel}.{side}", {})[_text(dtype)] = _grid(effort.rows, fractions)
+                found.setdefault(f"{kernel}.{side}", {})[text_of(dtype)] = _grid(effort.rows, fractions)
     return found
 
 
 def _matmuls(rates: Rates, effort: Effort, dtypes: list[torch.dtype]) -> dict[str, Any]:
     def grids(layout: str) -> dict[str, Any]:
         sizes = effort.biased if layout == "bias" else effort.matmul
-        most = {dtype: effort.most_flops[_text(dtype)] for dtype in dtypes}
-        return {_text(dtype): _grid(*matmul_grid(rates, layout, dtype, sizes, most[dtype])) for dtype in dtypes}
+        most = {dtype: effort.most_flops[text_of(dtype)] for dtype in dtypes}
+        return {text_of(dtype): _grid(*matmul_grid(rates, layout, dtype, sizes, most[dtype])) for dtype in dtypes}
 
     return {f"matmul.{layout}": grids(layout) for layout in LAYOUTS}
 
 
 def _factors(rates: Rates, effort: Effort, dtypes: list[torch.dtype]) -> dict[str, Any]:
     size = effort.aligned_size
-    odd = {_text(dtype): misaligned(rates, dtype, size) for dtype in dtypes}
+    odd = {text_of(dtype): misaligned(rates, dtype, size) for dtype in dtypes}
     grouped: dict[str, Any] = {}
     for dtype in dtypes:
         try:
             rows = [[n, *grouped_factors(rates, dtype, n, size // 2)] for n in (size, 8 * size)]
         except (RuntimeError, NotImplementedError):
             continue
-        grouped[_text(dtype)] = rows
+        grouped[text_of(dtype)] = rows
     found = {"misaligned": _shortened(odd), "grouped": _shortened(grouped)}
     if rates.device.type == "cuda":
-        found["channels_last"] = _shortened({_text(dtype): channels_last(rates, dtype) for dtype in dtypes})
+        found["channels_last"] = _shortened({text_of(dtype): channels_last(rates, dtype) for dtype in dtypes})
         load = steady(rates, torch.bfloat16, effort.peak_size // 2, effort.copy_bytes // 8)
         found["steady"] = _shortened({"bfloat16": load})
     return found
@@ -210,7 +212,7 @@ def _factors(rates: Rates, effort: Effort, dtypes: list[torch.dtype]) -> dict[st
 def _shortened(tree: Any) -> Any:
     if isinstance(tree, dict):
         return {key: _shortened(value) for key, value in tree.items()}
-    return [_shortened(value) for value in tree] if isinstance(tree, list) else _short(tree)
+    return [_shortened(value) for value in tree] if isinstance(tree, list) else short(tree)
 
 
 def _hosts(rates: Rates, effort: Effort, dtypes: list[torch.dtype], found: dict[str, Any]) -> None:
@@ -221,22 +223,14 @@ def _hosts(rates: Rates, effort: Effort, dtypes: list[torch.dtype], found: dict[
     if pace is None:
         return
     for dtype in dtypes:
-        found["host"][_text(dtype)], in_a_step = eager_table(rates.device, dtype, pace)
+        found["host"][text_of(dtype)], in_a_step = eager_table(rates.device, dtype, pace)
         if dtype is torch.float32:
             scale_to_a_step(found["optimizers"], *in_a_step)
     found["pairs"]["float32"] = pair_table(rates.device, torch.float32, pace)
-    found["pace_s"] = _short(pace.usual_s)
+    found["pace_s"] = short(pace.usual_s)
     one, clock = torch.ones(1, device=rates.device), rates.clock
-    found["launch_s"] = _short(pace.usual_s * pace.paced(lambda: [clock.host_s(lambda: one + 1)])[0])
+    found["launch_s"] = short(pace.usual_s * pace.paced(lambda: [clock.host_s(lambda: one + 1)])[0])
 
 
 def _grid(axes: Axes, fractions: list[float]) -> dict[str, Any]:
     return {"axes": {name: list(sizes) for name, sizes in axes}, "fractions": fractions}
-
-
-def _text(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _short(figure: float) -> float:
-    return float(f"{figure:.4g}")

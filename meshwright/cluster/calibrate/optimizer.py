@@ -13,7 +13,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from meshwright.cluster.calibrate.grids import Rates
+from meshwright.cluster.calibrate.grids import Rates, short, text_of
 from meshwright.cluster.calibrate.pace import Pace
 from meshwright.torch_compat import dtensor_like, local_tensor
 
@@ -34,7 +34,7 @@ def optimizers(
         if wrap is not None:
             gradient_s, swap_s = _handed_s(rates, pace, wrap)
             fused = found["adamw.fused"]
-            each = {"tensor_s": _short(fused["tensor_s"] + swap_s), "gradient_s": gradient_s}
+            each = {"tensor_s": short(fused["tensor_s"] + swap_s), "gradient_s": gradient_s}
             found["adamw.sharded"] = fused | each
     return found
 
@@ -44,11 +44,11 @@ def scale_to_a_step(costs: dict[str, dict[str, Any]], fixed_s: float, tensor_s: 
     loop = costs["adamw.foreach"]
     fixed, each = fixed_s / max(loop["fixed_s"], 1e-7), tensor_s / max(loop["tensor_s"], 1e-8)
     for cost in costs.values():
-        cost["fixed_s"] = _short(fixed * cost["fixed_s"])
+        cost["fixed_s"] = short(fixed * cost["fixed_s"])
         for name in ("tensor_s", "byte_s"):
-            cost[name] = _short(each * cost[name])
+            cost[name] = short(each * cost[name])
         if "gradient_s" in cost:
-            cost["gradient_s"] = _short(each * cost["gradient_s"])
+            cost["gradient_s"] = short(each * cost["gradient_s"])
 
 
 def _cost(
@@ -62,8 +62,8 @@ def _cost(
             each = min(count, 1 << 22)
             number = max(1, count // each)
             device_s = rates.clock.device_s(_step(rates.device, [each] * number, dtype, options))
-            row = [number * each * dtype.itemsize, _short(max(device_s - number * found["tensor_device_s"], 1e-7))]
-            curves.setdefault(str(dtype).removeprefix("torch."), []).append(row)
+            row = [number * each * dtype.itemsize, short(max(device_s - number * found["tensor_device_s"], 1e-7))]
+            curves.setdefault(text_of(dtype), []).append(row)
     return found | {"curves": curves}
 
 
@@ -77,10 +77,10 @@ def _each(rates: Rates, pace: Pace | None, options: dict[str, bool]) -> dict[str
     tensor_s = max(0.0, (many_s - few_s) / (MANY - FEW))
     device_s = max(0.0, (rates.clock.device_s(many) - rates.clock.device_s(few)) / (MANY - FEW))
     return {
-        "fixed_s": _short(max(0.0, few_s - FEW * tensor_s)),
-        "tensor_s": _short(tensor_s),
-        "byte_s": _short(max(0.0, large_s - few_s) / (4 * LARGE * FEW)),
-        "tensor_device_s": _short(device_s),
+        "fixed_s": short(max(0.0, few_s - FEW * tensor_s)),
+        "tensor_s": short(tensor_s),
+        "byte_s": short(max(0.0, large_s - few_s) / (4 * LARGE * FEW)),
+        "tensor_device_s": short(device_s),
     }
 
 
@@ -102,9 +102,9 @@ def _handed_s(rates: Rates, pace: Pace | None, wrap: Wrap) -> tuple[float, float
 
     hand()
     if pace is None:
-        return _short(rates.clock.device_s(hand) / FEW), 0.0
+        return short(rates.clock.device_s(hand) / FEW), 0.0
     found = pace.paced(lambda: [rates.clock.host_s(run, FEW) for run in (hand, swap)])
-    return _short(pace.usual_s * found[0]), _short(pace.usual_s * found[1])
+    return short(pace.usual_s * found[0]), short(pace.usual_s * found[1])
 
 
 def _step(device: torch.device, sizes: list[int], dtype: torch.dtype, options: dict[str, bool]) -> Callable[[], Any]:
@@ -128,7 +128,3 @@ def _one_rank(device: torch.device) -> Iterator[Wrap | None]:
         yield lambda tensor: DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
     finally:
         dist.destroy_process_group()
-
-
-def _short(figure: float) -> float:
-    return float(f"{figure:.4g}")

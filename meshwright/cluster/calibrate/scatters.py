@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from meshwright.cluster.calibrate.grids import Rates, backward_of, both_sides, random_tensor
+from meshwright.cluster.calibrate.grids import Rates, backward_of, both_sides, random_tensor, short, text_of
 from meshwright.cluster.calibrate.samples import Sample
 from meshwright.cluster.device_profile import alignment
 from meshwright.cluster.profile_load import scatter_of
@@ -172,7 +172,7 @@ def _attention(
 ) -> tuple[list[int], dict[str, float]]:
     heads, seq, width = point
     sample = attention_sample(rates, variant, dtype, heads, seq, width)
-    peak, causal = rates.peaks[_text(dtype)], variant in ("causal", "grouped")
+    peak, causal = rates.peaks[text_of(dtype)], variant in ("causal", "grouped")
     found = {}
     for side, took_s in both_sides(rates.clock, sample):
         base_s = attention_base_s(
@@ -188,7 +188,7 @@ def _convolution(
     images, edge, channels, out, window, stride = point
     calls, positions = convolution_calls(rates, dtype, point, lies)
     # Convolutions in single precision run on TF32 units where there are any: torch's default.
-    peak = rates.peaks.get("tf32", rates.peaks["float32"]) if dtype is torch.float32 else rates.peaks[_text(dtype)]
+    peak = rates.peaks.get("tf32", rates.peaks["float32"]) if dtype is torch.float32 else rates.peaks[text_of(dtype)]
     elements, wide = window[0] * window[1], edge * edge
     sizes = (images, positions, channels, out, elements, wide, 1)
     found = {}
@@ -239,11 +239,7 @@ def convolution_calls(
 
 
 def _keep(found: dict[str, Any], name: str, dtype: torch.dtype, place: list[int], ratios: dict[str, float]) -> None:
-    here = found.setdefault(name, {}).setdefault(_text(dtype), {"points": [], "ratios": {}})
+    here = found.setdefault(name, {}).setdefault(text_of(dtype), {"points": [], "ratios": {}})
     here["points"].append(place)
     for side, ratio in ratios.items():
-        here["ratios"].setdefault(side, []).append(float(f"{ratio:.4g}"))
-
-
-def _text(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+        here["ratios"].setdefault(side, []).append(short(ratio))

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from math import prod
 
-from torch import Tensor, fx
+from torch import fx
 
 from meshwright.cluster.device_profile import DeviceProfile
+from meshwright.cost.traced.call import dtype_of
 from meshwright.cost.traced.fusible import bytes_of, is_fusible, tensors_of
 from meshwright.cost.traced.storage import base, is_part
 
@@ -73,7 +74,7 @@ def _sum(node: fx.Node, profile: DeviceProfile, rate: float) -> float:
     if is_fusible(maker):
         return 0.0
     columns = max(1, value.numel() // max(1, rows))
-    alone_s = profile.rows_s("column_sum", "forward", _dtype(value), value.element_size(), columns, rows)
+    alone_s = profile.rows_s("column_sum", "forward", dtype_of(value), value.element_size(), columns, rows)
     return max(0.0, float(alone_s) - moved / rate)
 
 
@@ -83,9 +84,5 @@ def _softmax(node: fx.Node, profile: DeviceProfile, rate: float) -> float:
     width = max(1, value.shape[dim]) if isinstance(dim, int) and value.dim() else 1
     side, moves = ("backward", 3) if backward else ("forward", 2)
     itemsize, units = value.element_size(), max(1, value.numel() // width)
-    alone_s = profile.rows_s("softmax", side, _dtype(value), itemsize, units, width)
+    alone_s = profile.rows_s("softmax", side, dtype_of(value), itemsize, units, width)
     return max(0.0, alone_s - float(moves * itemsize * units * width) / rate)
-
-
-def _dtype(value: Tensor) -> str:
-    return str(value.dtype).removeprefix("torch.")
