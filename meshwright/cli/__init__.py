@@ -70,10 +70,9 @@ def parser_for(called: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"meshwright {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, (module, summary) in COMMANDS.items():
+        command = subparsers.add_parser(name, help=summary)
         if name == called:
-            import_module(module).add_parser(subparsers)
-        else:
-            subparsers.add_parser(name, help=summary)
+            import_module(module).add_arguments(command)
     return parser
 
 

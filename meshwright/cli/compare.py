@@ -8,8 +8,7 @@ from typing import Any
 from meshwright.cli.options import add_plans_model, program_of_plan
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("compare", help="compare two plans, or a plan with a trace of its run")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", help="a plan file")
     parser.add_argument("other", help="another plan file, or a torch profiler's trace of the plan's run")
     parser.add_argument("--report", metavar="FILE", help="write the first as a page, compared with the other")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 Words = dict[str, list[str]]
 """Each command's options."""
@@ -11,8 +10,7 @@ Words = dict[str, list[str]]
 SHELLS = ("bash", "zsh", "fish")
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("completion", help='print a script: eval "$(meshwright completion bash)"')
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=SHELLS)
     parser.set_defaults(run=run)
 

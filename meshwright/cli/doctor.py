@@ -8,7 +8,6 @@ import platform
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import Any
 
 from meshwright import __version__
 from meshwright.models.arguments import add_json, check_folder, write_json
@@ -20,8 +19,7 @@ OPTIONAL = {"transformers": "hf: models", "numba": "faster selection on large pr
 TORCH = ((2, 11), (2, 14))
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("doctor", help="say what is installed, what will work here and what will not")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser, "the checks")
     parser.set_defaults(run=run)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from meshwright.cli.options import add_plans_model
 
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from meshwright.plan import Plan
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("explain", help="explain a plan, a weight or op of it, or how two plans differ")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", help="a plan file")
     parser.add_argument(
         "names", nargs="*", help="weights (layers.0.up.weight) or ops (LAYER:OP) whose alternatives to list"

@@ -24,8 +24,7 @@ GPUS = "4090,l40s,a100,h100,h200,b200"
 COUNTS = "1,2,4,8"
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("fits", help="say on which GPUs a model can be trained, by which recipe, how fast")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     add_training(parser)
     parser.add_argument(

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from meshwright.cli.options import SAMPLES, add_precision, check_batch, check_words, precision_for
 from meshwright.models.arguments import (
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from meshwright.explain.memory_curve import Point
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("frontier", help="the whole time-memory curve, with the known ways on it")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--cluster", default="dgx-h200", help="a preset or a TOML file; one of its devices is taken")
     parser.add_argument("--global-batch", type=int, metavar="N", help=SAMPLES)

@@ -37,8 +37,7 @@ RECIPES_S = 60.0
 """CPU seconds that known recipes may take in any case; else as many as planning took."""
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("plan", help="find the fastest plan that fits, and show what others would cost")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser, optional=True)
     add_training(parser)
     add = parser.add_argument

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("price", help="show what a given configuration costs, without search")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a model reference of the families gpt, llama or moe, such as llama3-8b")
     parser.add_argument("--cluster", required=True, help="a preset (dgx-h100:4), a device (h100:8) or a TOML file")
     parser.add_argument("--global-batch", type=int, metavar="N", help="sequences of a step")

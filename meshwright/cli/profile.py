@@ -7,7 +7,7 @@ import json
 import time
 import warnings
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from meshwright.cli.options import PRECISIONS, SAMPLES, add_plans_model, program_of_plan
 from meshwright.errors import ModelError
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from meshwright.capture.program import Program
 
 
-def add_parser(subparsers: Any) -> None:
-    help = "show what a model, or a plan, computes and needs, by layer"
-    parser = subparsers.add_parser("profile", help=help)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser, plans=True)
     parser.add_argument("--batch", "--global-batch", type=int, metavar="N", help=SAMPLES)
     parser.add_argument(

@@ -27,10 +27,7 @@ STEPS = 5
 MODEL = "gpt?layers=2&hidden=128&heads=4&ffn=512&vocab=256&seq=64"
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "selftest", help="under torchrun: collectives, a step against one process, the clock"
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--megabytes", type=int, default=4, metavar="N", help="of each collective (default 4)")
     add_json(parser, "the checks")
     parser.set_defaults(run=run)

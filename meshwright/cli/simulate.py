@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from meshwright.cli.options import add_plans_model, program_of_plan
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("simulate", help="play a plan with predicted durations and show where time goes")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", help="a plan file written by `meshwright plan -o`")
     parser.add_argument(
         "--trace", metavar="FILE", help="write what runs when as a trace for ui.perfetto.dev, gzipped if named .gz"

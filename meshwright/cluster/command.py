@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from meshwright.errors import ClusterError, counted
 
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from meshwright.cluster.tree import Group, Member
 
 
-def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
-    """Add `cluster` and its three actions."""
-    parser = subparsers.add_parser("cluster", help="describe, show or detect a cluster")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True)
     actions.add_parser("presets", help="list the named clusters")
     show = actions.add_parser("show", help="print a cluster as a tree with bandwidths")

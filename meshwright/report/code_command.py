@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("code", help="print the Python that a plan makes each rank run")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", help="a plan file written by `meshwright plan -o`")
     parser.add_argument(
         "--pair",

@@ -16,8 +16,7 @@ PROVEN = "2, 3, 2x2"
 """The meshes on which the proof runs every strategy of a rule."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("rules", help="list the sharding rules and what their factors are")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("filter", nargs="?", default="", help="only ops whose name contains this text")
     parser.add_argument(
         "--coverage", action="store_true", help="list the ops of 75 real architectures, and what serves each"

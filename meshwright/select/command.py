@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from meshwright.select.selection import Progress, Selection
 
 
-def add_parser(subparsers: Any) -> None:
-    """Adds the subcommand to the parsers of the command line."""
-    parser = subparsers.add_parser("solve", help="solve a selection problem in the contest's JSON form")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("instance", help="a .json or .json.gz file")
     parser.add_argument("--seconds", type=float, default=60.0, help="time limit, reading included (default 60)")
     parser.add_argument(

@@ -14,7 +14,7 @@ import pytest
 import torch.distributed as dist
 
 from meshwright.cluster import load_cluster
-from meshwright.cluster.command import add_parser
+from meshwright.cluster.command import add_arguments
 from meshwright.cluster.detect.lead import _missing
 from meshwright.cluster.units import format_bytes
 from meshwright.errors import ClusterError
@@ -22,10 +22,10 @@ from meshwright.errors import ClusterError
 ROOT = Path(__file__).parents[2]
 COMMAND = """
 import argparse, sys
-from meshwright.cluster.command import add_parser
+from meshwright.cluster.command import add_arguments
 from meshwright.errors import MeshwrightError
 parser = argparse.ArgumentParser()
-add_parser(parser.add_subparsers())
+add_arguments(parser)
 args = parser.parse_args()
 try:
     sys.exit(args.run(args))
@@ -47,7 +47,7 @@ def start_rank(rank: int, world: int, port: int, *arguments: str) -> subprocess.
         "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
     }  # fmt: skip
     return subprocess.Popen(
-        [sys.executable, "-W", "error::FutureWarning", "-c", COMMAND, "cluster", *arguments],
+        [sys.executable, "-W", "error::FutureWarning", "-c", COMMAND, *arguments],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
@@ -129,16 +129,16 @@ def test_what_cannot_be_detected_is_said(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
+    add_arguments(parser)
     given = [word.format(tmp_path) for word in arguments]
-    args = parser.parse_args(["cluster", "detect", "--backend", "gloo", *given])
+    args = parser.parse_args(["detect", "--backend", "gloo", *given])
     with pytest.raises(ClusterError, match=message):
         args.run(args)
 
 
 def run_command(*arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", COMMAND, "cluster", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", COMMAND, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from meshwright.capture import capture
-from meshwright.cli.profile import add_parser
+from meshwright.cli.profile import add_arguments
 from meshwright.errors import ModelError
 from meshwright.models.reference import parse_reference
 from meshwright.profile import chain, profile_step
@@ -25,8 +25,8 @@ SEGMENT_FIELDS = {"name", "count", "ops", "forward_flops", "saved_bytes", "trans
 
 def profile(*words: str) -> int:
     parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
-    args = parser.parse_args(["profile", *words])
+    add_arguments(parser)
+    args = parser.parse_args(words)
     return int(args.run(args))
 
 

@@ -7,14 +7,14 @@ import json
 
 import pytest
 
-from meshwright.rules.command import add_parser
+from meshwright.rules.command import add_arguments
 from meshwright.rules.table import RULES, UNPROVEN
 
 
 def output(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
     parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
-    args = parser.parse_args(["rules", *words])
+    add_arguments(parser)
+    args = parser.parse_args(words)
     assert args.run(args) == code
     return capsys.readouterr().out
 

@@ -15,8 +15,8 @@ from meshwright.select.contest import dump
 
 def run(*words: str) -> int:
     parser = argparse.ArgumentParser()
-    command.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["solve", *words])
+    command.add_arguments(parser)
+    args = parser.parse_args(words)
     code: int = args.run(args)
     return code
 

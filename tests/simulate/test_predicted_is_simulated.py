@@ -120,8 +120,8 @@ def test_any_plan_takes_what_was_predicted(preset: str, pins: tuple[str, ...]) -
 @pytest.mark.parametrize("case", [name for name, case in planning.CASES.items() if not case.refused])
 def test_plans_of_the_planning_bench_take_what_was_predicted(case: str) -> None:
     parser = argparse.ArgumentParser()
-    plan_command.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["plan", *planning.CASES[case].request.split()])
+    plan_command.add_arguments(parser)
+    args = parser.parse_args(planning.CASES[case].request.split())
     cluster = load_cluster(args.cluster)
     precision = plan_command.precision_for(args, cluster)
     program = capture(*reference_of(args).meta(args.global_batch), precision=precision)

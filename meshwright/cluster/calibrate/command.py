@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("calibrate", help="measure this machine's device and write its profile")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", metavar="FILE", default="profile.json", help="the file to write (default profile.json)"
     )

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from meshwright.plan import Plan
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("train", help="train a model under a plan on local processes")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     add_options(parser)
     parser.set_defaults(run=run)

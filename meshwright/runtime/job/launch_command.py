@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from meshwright.errors import RunError
 from meshwright.runtime.job.options import STEPS
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 KINDS = ("torchrun", "slurm", "kubernetes", "ray")
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("launch", help="write the script that starts a plan on its hosts")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("plan", help="a plan file written by `meshwright plan -o`")
     add("--print", dest="kind", choices=KINDS, default=KINDS[0], help=f"{', '.join(KINDS)} (default {KINDS[0]})")
