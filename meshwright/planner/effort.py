@@ -33,7 +33,7 @@ the incumbent they say nothing."""
 
 RESOLUTION = 1024
 """Parts of a budget to which labels are rounded up; how many labels a walk follows that has to find something good, not
-the best; and segments of shardings that may be examined for one refusal."""
+the best; segments of shardings that may be examined for one refusal; and options of a chain that is solved exactly."""
 
 MOST_UNITS = 64
 """Stages, and segments of a nested order, beyond which a search takes too long: on more devices the smallest stage is

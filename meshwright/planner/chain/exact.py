@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from meshwright.planner.chain.chains import Chain
-from meshwright.planner.effort import RETRIES
+from meshwright.planner.effort import RESOLUTION, RETRIES
 from meshwright.planner.sharding.model import ShardingModel
 from meshwright.planner.sharding.segment import SegmentProblem
 from meshwright.price.parameter import local_bytes, parameter_price
@@ -171,6 +171,8 @@ def exact_chain(shardings: ShardingModel, budget_bytes: int, price: float) -> tu
     """
     whole = ChainProblem.of(shardings)
     problem, bounds = whole.problem(), [float("inf")]
+    if len(problem.costs) > RESOLUTION:
+        return None, 0.0  # it would take minutes, and hardly save anything
 
     def within(room_bytes: int) -> Chain | None:
         try:
