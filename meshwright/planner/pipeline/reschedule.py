@@ -17,9 +17,9 @@ MOST_TASKS = MOST_UNITS * MOST_UNITS
 """Forwards and backwards beyond which no schedule is searched, and micro-batches beyond which no pipeline is."""
 
 
-def has_many_tasks(plan: Plan) -> bool:
+def has_many_tasks(runs: int, microbatches: int) -> bool:
     """Whether searching a schedule takes too long."""
-    return 2 * len(plan.stages) * plan.microbatches > MOST_TASKS
+    return 2 * runs * microbatches > MOST_TASKS
 
 
 def reordered(plan: Plan, program: Program, budgets: Sequence[int]) -> Plan | None:
@@ -28,7 +28,7 @@ def reordered(plan: Plan, program: Program, budgets: Sequence[int]) -> Plan | No
     plan: with its prediction.
     budgets: bytes of each physical stage.
     """
-    if has_many_tasks(plan):
+    if has_many_tasks(len(plan.stages), plan.microbatches):
         return None
     rooms = [
         _room(stage, plan.microbatches, limit) for stage, limit in zip(plan.predicted.stages, budgets, strict=True)

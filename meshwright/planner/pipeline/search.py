@@ -183,7 +183,7 @@ class PipelineSearch:
             return False
         pairs = zip(best.predicted.stages, self._budgets(best), strict=True)
         full = best.recomputes or any(ROUGH * stage.peak_bytes > limit for stage, limit in pairs)
-        return full and not has_many_tasks(best)
+        return full and not has_many_tasks(len(best.stages), best.microbatches)
 
     def counts(self) -> list[int]:
         """Micro-batch counts of the search, ascending."""
@@ -443,7 +443,8 @@ class PipelineSearch:
         """Tries the incumbent and the promising pipelines under a searched schedule, unless a schedule is pinned."""
         if self.best is None or self.pins.schedule is not None or not self._reorders():
             return
-        made = (self._made(*one) for one in self.promising)
+        few = (one for one in self.promising if not has_many_tasks(len(one[0]), one[2]))
+        made = (self._made(*one) for one in few)
         for plan in (self.best, *made):
             self._take(reordered(plan, self.program, self._budgets(plan)) if plan else None)
 
