@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from meshwright.caches import CACHES
-from meshwright.capture.program import Op, SegmentGraph, TensorType, Value
+from meshwright.capture.program import Op, Ref, SegmentGraph, TensorType, Value
 from meshwright.capture.sizes import BatchSize
 from meshwright.cluster import Mesh
 from meshwright.cost.op.compute import op_seconds
@@ -39,6 +39,9 @@ from meshwright.price.segment import (
 from meshwright.profile import saved
 from meshwright.rules import Strategy
 
+T = TypeVar("T")
+R = TypeVar("R")
+
 LayoutSet = tuple[Layout, ...]
 Matrix = npt.NDArray[np.float64]
 
@@ -61,6 +64,7 @@ class Space:
     """The options of a segment graph.
 
     graph: at a fixed batch.
+    strategies: of each op; those of alike ops are one object, whose lowerings have the names of the first.
     uses: where each value is read, as (op index, operand position).
     last: the values of the last micro-batch where that is smaller.
     op_costs: of each op, seconds of each strategy.
@@ -143,13 +147,18 @@ def _ops_space(graph: SegmentGraph, batch: int, mesh: Mesh, pins: Pins, setting:
     values = fixed.values()
     batch_dims = {name: _batch_dims(value.type) for name, value in graph.values().items()}
     weights = frozenset(value.name for value in fixed.params if len(value.type.sizes) > 1)
-    found = tuple(allowed(op, values, mesh, pins, batch_dims, weights) for op in fixed.ops)
+    kinds = _kinds(graph, weights)
+
+    def strategies(ops: Sequence[Op], values: dict[str, Value]) -> list[tuple[Strategy, ...]]:
+        return _of_each(kinds, ops, lambda op: allowed(op, values, mesh, pins, batch_dims, weights))
+
+    found = strategies(fixed.ops, values)
     last: dict[str, Value] = {}
     if setting.last:
         smaller = graph.at(setting.last)
         last = smaller.values()
-        alike = [{made.text for made in allowed(op, last, mesh, pins, batch_dims, weights)} for op in smaller.ops]
-        found = tuple(tuple(m for m in each if m.text in own) for each, own in zip(found, alike, strict=True))
+        alike = [{made.text for made in each} for each in strategies(smaller.ops, last)]
+        found = [tuple(m for m in each if m.text in own) for each, own in zip(found, alike, strict=True)]
     uses: dict[str, list[tuple[int, int]]] = {name: [] for name in values}
     for index, op in enumerate(fixed.ops):
         for position, name in enumerate(op.operands()):
@@ -160,7 +169,7 @@ def _ops_space(graph: SegmentGraph, batch: int, mesh: Mesh, pins: Pins, setting:
         pins,
         setting,
         values,
-        found,
+        tuple(found),
         {},
         {name: tuple(places) for name, places in uses.items()},
         batch_dims,
@@ -168,8 +177,13 @@ def _ops_space(graph: SegmentGraph, batch: int, mesh: Mesh, pins: Pins, setting:
         frozenset(value.name for value in (*fixed.params, *fixed.buffers)),
         last,
     )
-    shares = fused_shares(fixed) if setting.compile else {}
-    seconds = [[_seconds(made, op, one, shares.get(op.name, 1.0)) for one in each] for op, each in made.each()]
+    fused = fused_shares(fixed) if setting.compile else {}
+    shares = [fused.get(op.name, 1.0) for op in fixed.ops]
+    seconds = _of_each(
+        list(zip(kinds, shares, strict=True)),
+        list(zip(fixed.ops, found, shares, strict=True)),
+        lambda one: [_seconds(made, one[0], strategy, one[2]) for strategy in one[1]],
+    )
     for op, each in zip(fixed.ops, seconds, strict=True):
         if not each:
             raise PlanError(f"no way is left to run {op.target}", "pins that agree with the batch", "drop one of them")
@@ -184,6 +198,27 @@ def _ops_space(graph: SegmentGraph, batch: int, mesh: Mesh, pins: Pins, setting:
     saving_ops = _saving_ops(made)
     made.op_kept.extend(tuple(_kept(made, index, saving_ops, recompute_s)) for index in range(len(fixed.ops)))
     return made
+
+
+def _kinds(graph: SegmentGraph, weights: Collection[str]) -> list[object]:
+    """Of each op, what its strategies and their seconds follow from: ops of one kind differ in names alone."""
+    values, found = graph.values(), list[object]()
+    for op in graph.ops:
+        names = dict.fromkeys((*op.operands(), *(value.name for value in op.results)))
+        places = {name: Ref(str(place)) for place, name in enumerate(names)}
+        plain = op.map(lambda leaf, places=places: places[leaf.name] if isinstance(leaf, Ref) else leaf)
+        seen = tuple((values[name].type, values[name].grad, name in weights) for name in names)
+        found.append((op.target, plain.args, plain.kwargs, seen))
+    return found
+
+
+def _of_each(kinds: Sequence[object], items: Sequence[T], make: Callable[[T], R]) -> list[R]:
+    """What is made of each item, once for those of one kind."""
+    known: dict[object, R] = {}
+    return [
+        known[kind] if kind in known else known.setdefault(kind, make(item))
+        for kind, item in zip(kinds, items, strict=True)
+    ]
 
 
 class _Seconds(NamedTuple):
