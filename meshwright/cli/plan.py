@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from meshwright.planner.progress import Progress
 
 INTERRUPTED = 130
-GARBAGE = 100_000
+GARBAGE = 1_000_000
 """Objects after which garbage is looked for: a search leaves little, and looking took a twelfth of planning."""
 
 RECIPES_S = 60.0
