@@ -155,15 +155,28 @@ def accumulated(plan: Plan) -> int:
 
 
 def recipe_of(plan: Plan, stage: Stage) -> Recipe:
+    return _recipe(plan, stage, _bytes_stored_alike(plan))
+
+
+def _bytes_stored_alike(plan: Plan) -> Counter[ParameterPlan]:
+    """Bytes of the weights that are stored and used alike."""
+    found: Counter[ParameterPlan] = Counter()
+    for name, entry in plan.parameters.items():
+        found[entry] += plan.weight_bytes.get(name, 1)
+    return found
+
+
+def _recipe(plan: Plan, stage: Stage, weights: Counter[ParameterPlan]) -> Recipe:
+    """weights: bytes of those stored alike. Of a plan of one stage all count; of a pipeline those whose layouts are on
+    this stage's mesh cannot be told from the plan alone where meshes differ, so all that fit its axes."""
     degrees: Counter[str] = Counter()
     for axis in stage.mesh.axes:
         role = role_of(axis.name)
         degrees[role] = (degrees[role] or 1) * axis.size
-    own = _parameters(plan, stage)
     found: Counter[tuple[tuple[int, int, bool], int]] = Counter()
-    for name, entry in own.items():
-        key = stored(entry, stage.mesh, accumulated(plan)), _data_ways(entry, stage.mesh)
-        found[key] += plan.weight_bytes.get(name, 1)
+    for entry, size in weights.items():
+        if len(Layout.parse(entry.storage)) == len(stage.mesh.axes):
+            found[stored(entry, stage.mesh, accumulated(plan)), _data_ways(entry, stage.mesh)] += size
     whole = sum(found.values()) or 1
     storages = tuple(Storage(*stored, count / whole, ways) for (stored, ways), count in found.most_common())
     return Recipe(
@@ -176,7 +189,8 @@ def recipe_of(plan: Plan, stage: Stage) -> Recipe:
 
 def headline(plan: Plan) -> str:
     """One line: how the model is parallelised, what saves memory."""
-    recipes = [recipe_of(plan, stage) for stage in plan.stages]
+    weights = _bytes_stored_alike(plan)
+    recipes = [_recipe(plan, stage, weights) for stage in plan.stages]
     inside = str(recipes[0]) if len(set(map(str, recipes))) == 1 else _of_unlike_stages(recipes)
     parts = [inside] if inside != "one device" or len(plan.groups) == 1 else []
     parts += _split_weights(plan)
@@ -298,13 +312,6 @@ def hosted_lines(plan: Plan) -> list[str]:
             lines.append(f"  {count} of {len(plan.parameters)} weights {words}")
     size = plan.predicted.host_bytes
     return [*lines, f"  {show_bytes(size)} of the host's memory for each device"] if size else lines
-
-
-def _parameters(plan: Plan, stage: Stage) -> dict[str, ParameterPlan]:
-    """Of a plan of one stage all; of a pipeline those whose layouts are on this stage's mesh cannot be told from the
-    plan alone where meshes differ, so all that fit its axes."""
-    axes = len(stage.mesh.axes)
-    return {name: entry for name, entry in plan.parameters.items() if len(Layout.parse(entry.storage).states) == axes}
 
 
 def stored(entry: ParameterPlan, mesh: Mesh, microbatches: int) -> tuple[int, int, bool]:
