@@ -119,7 +119,7 @@ def _least_s(segment: _Segment, ops: list[Floats], weights: bool = False, price:
     weights: count their gathers and reductions, as far as no compute hides them, and their bytes at the price.
     """
     problem = segment.problem
-    if problem is None or problem.prepared is None:
+    if problem is None or problem.closed is None:
         return sum(float(costs.min()) for costs in ops) + price * segment.static_bytes
     offsets = problem.problem.offsets
     costs = problem.problem.costs - problem.overlapped_s - problem.after_s + price * problem.held
@@ -129,7 +129,7 @@ def _least_s(segment: _Segment, ops: list[Floats], weights: bool = False, price:
             costs[offsets[node] : offsets[node + 1]] = 0.0
     for node, own in zip(problem.op_nodes, ops, strict=True):
         costs[offsets[node] : offsets[node + 1]] = own
-    return float(problem.prepared.run(costs).costs.min())
+    return float(problem.closed.run(costs).costs)
 
 
 def _least_update_s(problem: SegmentProblem, name: str) -> float:

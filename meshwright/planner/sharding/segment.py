@@ -125,10 +125,18 @@ class SegmentProblem:
     @cached_property
     def prepared(self) -> TablesPlan | None:
         """The elimination of all but the boundary, for any price per byte; None where its tables are too large."""
+        return self._eliminated([side.node for side in self.boundary])
+
+    @cached_property
+    def closed(self) -> TablesPlan | None:
+        """The elimination of the boundary too, which takes smaller tables."""
+        return self._eliminated([])
+
+    def _eliminated(self, kept: list[int]) -> TablesPlan | None:
         weights = {self.makers[value.name].node for value in self.space.graph.params}
-        keeping = {node for node, kept in zip(self.op_nodes, self.space.op_kept, strict=True) if kept}
+        keeping = {node for node, saved in zip(self.op_nodes, self.space.op_kept, strict=True) if saved}
         try:
-            return tables_plan(self.problem, [side.node for side in self.boundary], LARGEST_TABLE, weights | keeping)
+            return tables_plan(self.problem, kept, LARGEST_TABLE, weights | keeping)
         except ProblemError:
             return None
 
