@@ -149,20 +149,21 @@ class RelaxedPipelines:
         return self.batch // cut_batch(self.batch, self.microbatches)[1]
 
     def _options(self, sums: Floats, ranges: _Ranges) -> StageOptions:
-        """Rows as the stage programme takes them; what `sums` do not have is free."""
+        """Rows as the stage programme takes them; what `sums` do not have is free. Nothing is handed over: all classes
+        have one port."""
         problem, mesh, micro = self.problem, ranges.mesh, self.microbatches
         each, last = cut_batch(self.batch, micro)
         work_s, cross_s, nothing = last / each * sums[:, WORK], last / each * sums[:, CROSS], np.zeros(len(mesh))
         step_s = sums[:, STEP] * self.batch / (micro * each)
         more_s = np.maximum(micro * sums[:, HOST], step_s) - self._of_last_size * work_s
-        classes, limits = len(problem.meshes), np.array([float(one.memory_bytes) for one in problem.meshes])
+        port, limits = np.zeros_like(mesh), np.array([float(one.memory_bytes) for one in problem.meshes])
         return StageOptions(
             points=(),
             begin=ranges.begin,
             end=ranges.end,
             mesh=mesh,
-            enter=mesh,
-            leave=mesh,
+            enter=port,
+            leave=port,
             group=np.arange(len(mesh)),
             forward_s=cross_s,
             input_s=nothing,
@@ -173,8 +174,8 @@ class RelaxedPipelines:
             resident_bytes=nothing,
             restored_bytes=nothing,
             limit_bytes=limits[mesh],
-            enters=tuple((place, None) for place in range(classes)),
-            crossing_s=np.zeros((len(problem.all_cuts), classes, classes)),
+            enters=((0, None),),
+            crossing_s=np.zeros((len(problem.all_cuts), 1, 1)),
         )
 
     @cached_property
