@@ -20,6 +20,7 @@ from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.planner.sharding.model import Options, ShardingModel
 from meshwright.planner.sharding.segment import LARGEST_TABLE
+from meshwright.select.elimination.dense import WHOLE
 from meshwright.select.problem import Floats
 
 
@@ -65,13 +66,16 @@ class _Step:
     merged: dict[str, list[list[int]]]
 
     def least(self, reached: Floats, table: Floats) -> Floats:
-        """Distances over the values kept alive; one option of the first dying value at a time, to save memory."""
+        """Distances over the values kept alive; of a large table one option of the first dying value at a time."""
         first, *others = self.dying.values() or (1,)
-        found = np.full(tuple(self.kept.values()), np.inf)
-        sums = np.empty((*others, *found.shape))
-        for option in range(first):
-            np.add(reached[min(option, len(reached) - 1)], table[min(option, len(table) - 1)], out=sums)
-            np.minimum(found, sums.min(axis=tuple(range(len(others)))) if others else sums, out=found)
+        if prod((first, *others, *self.kept.values())) <= WHOLE:
+            found: Floats = (reached + table).min(axis=tuple(range(1 + len(others))))
+        else:
+            found = np.full(tuple(self.kept.values()), np.inf)
+            sums = np.empty((*others, *found.shape))
+            for option in range(first):
+                np.add(reached[min(option, len(reached) - 1)], table[min(option, len(table) - 1)], out=sums)
+                np.minimum(found, sums.min(axis=tuple(range(len(others)))) if others else sums, out=found)
         for axis, name in enumerate(self.kept):
             if name in self.merged:
                 found = np.stack([found.take(same, axis).min(axis) for same in self.merged[name]], axis)
