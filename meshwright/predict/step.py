@@ -20,7 +20,7 @@ from meshwright.price.segment import collectives_s
 from meshwright.remat.chained import Chained, Nested, played
 from meshwright.remat.traced import traced_for
 from meshwright.schedule import plan_lists, plan_pipeline
-from meshwright.schedule.of_plan import with_tasks
+from meshwright.schedule.of_plan import plan_messages, with_tasks
 from meshwright.simulate import Costs, Timeline, simulate
 
 MOST_LISTED = 128
@@ -48,7 +48,8 @@ def play(plan: Plan, program: Program, *, exact: bool = True, overlap: bool = Tr
     pipeline = plan_pipeline(plan, program)
     costs = plan_costs(plan, program, pipeline, exact, overlap)
     scheduled = with_tasks(plan.with_prediction(stages=stage_predictions(plan, costs)), pipeline)
-    timeline = simulate(plan_lists(scheduled, program), costs, reads=pipeline.reads, spans=spans)
+    messages = plan_messages(scheduled, pipeline)
+    timeline = simulate(plan_lists(scheduled, program), costs, spans=spans, messages=messages)
     return Played(scheduled, costs, timeline)
 
 

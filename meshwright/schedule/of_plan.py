@@ -13,6 +13,7 @@ from meshwright.plan.instruction import PER_MICROBATCH
 from meshwright.plan.tasks import Order, check_tasks, show_tasks
 from meshwright.schedule.check import verify_lists
 from meshwright.schedule.lists import Lists, lists
+from meshwright.schedule.messages import Messages, read_messages
 from meshwright.schedule.one_stage import plan_instructions
 from meshwright.schedule.orders import ORDERS
 from meshwright.schedule.pipeline import Pipeline, Run
@@ -69,6 +70,17 @@ def _lists(schedule: str, tasks: tuple[str, ...], pipeline: Pipeline) -> Lists:
     found = lists(pipeline, check_tasks(tasks, runs, micro))
     verify_lists(found, reads=pipeline.reads, buffers=micro * len(pipeline.runs))
     return found
+
+
+def plan_messages(plan: Plan, pipeline: Pipeline) -> Messages:
+    """The messages of a pipeline's `plan_lists`."""
+    return _messages(plan.schedule, tuple(plan.tasks), pipeline)
+
+
+@CACHES.memoized(maxsize=4)
+def _messages(schedule: str, tasks: tuple[str, ...], pipeline: Pipeline) -> Messages:
+    """Remembered as the lists are."""
+    return read_messages(_lists(schedule, tasks, pipeline), pipeline.reads)
 
 
 def with_tasks(plan: Plan, pipeline: Pipeline) -> Plan:
