@@ -39,4 +39,4 @@ def test_cells_that_read_several_others_have_tables_that_can_be_held() -> None:
     assert image_cut_choices(program, cluster.mesh((4,))) == (ALL,)
     shardings = ShardingModel(program, cluster.mesh((2, 2)), Pins(), Setting())
     assert all(shardings.problem(index).prepared for index in range(len(program.segments)))
-    assert shardings.image_cuts == [NO_HEIGHT]
+    assert shardings.image_cuts == [ALL]
