@@ -7,7 +7,6 @@ threads are told the truth.
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
@@ -18,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.compiler import is_dynamo_compiling
 
-from meshwright.capture.tracing.lines import own_line
+from meshwright.capture.tracing.lines import line_here
 from meshwright.capture.tracing.swallowed import noted
 from meshwright.capture.tracing.traps import stand_ins
 from meshwright.errors import CaptureError
@@ -99,7 +98,7 @@ def _refused(truth: Any, refusal: Callable[[], CaptureError], told: Truth) -> Ca
 
 def _collective(name: str) -> Callable[[], CaptureError]:
     return lambda: CaptureError(
-        f"torch.distributed.{name} in the forward, at {own_line(traceback.extract_stack(limit=40))}",
+        f"torch.distributed.{name} in the forward, at {line_here()}",
         "a forward as one process runs it on the whole batch: a plan brings in what ranks tell each other",
         "leave it out, or out of one process: `if torch.distributed.is_initialized():` is answered with False here",
     )
@@ -107,7 +106,7 @@ def _collective(name: str) -> Callable[[], CaptureError]:
 
 def _seeded(name: str) -> Callable[[], CaptureError]:
     return lambda: CaptureError(
-        f"torch.{name} in the forward, at {own_line(traceback.extract_stack(limit=40))}",
+        f"torch.{name} in the forward, at {line_here()}",
         "random numbers that follow from the seed of mw.parallelize, the step and the element",
         "seed outside of the model; what is drawn alike in every step can be a buffer, drawn when the model is made",
     )

@@ -5,7 +5,6 @@ A torch function mode, so that it concerns the thread that captures and no other
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from meshwright.capture.tracing.lines import own_line
+from meshwright.capture.tracing.lines import line_here
 from meshwright.capture.tracing.questions import Questions
 from meshwright.capture.tracing.swallowed import noted
 from meshwright.errors import CaptureError
@@ -23,7 +22,7 @@ _DATA: Any = Tensor.data
 _GET_DATA, _SET_DATA = _DATA.__get__, _DATA.__set__
 _HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
 _VALUES = ("item", "tolist", "numpy", "data_ptr", "__int__", "__float__", "__index__", "__complex__", "__array__")
-"""RematOptions from a tensor to its values."""
+"""Ways from a tensor to its values."""
 _DERIVATIVES: tuple[Any, ...] = (torch.autograd.grad, Tensor.backward)
 
 
@@ -75,9 +74,8 @@ def _called(func: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
 def _replace(written: Tensor, value: Tensor) -> None:
     """`x.data = value`: what it holds from now on."""
     if written.shape != value.shape or written.dtype != value.dtype:
-        line = own_line(traceback.extract_stack(limit=40))
         error = CaptureError(
-            f"`.data` is given a tensor of another shape or dtype, at {line}",
+            f"`.data` is given a tensor of another shape or dtype, at {line_here()}",
             "a forward that leaves the shapes of its tensors alone",
             "make a new tensor instead",
         )
@@ -89,7 +87,7 @@ def _replace(written: Tensor, value: Tensor) -> None:
 def _refuse_stray(tensor: Tensor) -> CaptureError:
     return CaptureError(
         f"the forward reads a tensor of shape {tuple(tensor.shape)} that requires a gradient and is no parameter "
-        f"of the model, at {own_line(traceback.extract_stack(limit=40))}",
+        f"of the model, at {line_here()}",
         "everything that is trained among the model's parameters",
         "make it a parameter of the model, or detach it; what the loss needs (auxiliary losses) the forward "
         "returns with its output",
@@ -98,7 +96,7 @@ def _refuse_stray(tensor: Tensor) -> CaptureError:
 
 def _refuse_hook(what: str) -> CaptureError:
     return CaptureError(
-        f"{what}, at {own_line(traceback.extract_stack(limit=40))}",
+        f"{what}, at {line_here()}",
         "gradients that autograd computes and nothing changes on the way",
         "write it as a torch.autograd.Function at the top of a module, whose backward does what the hook does",
     )
@@ -106,7 +104,7 @@ def _refuse_hook(what: str) -> CaptureError:
 
 def refuse_derivatives() -> CaptureError:
     return CaptureError(
-        f"the forward takes derivatives of its own, at {own_line(traceback.extract_stack(limit=40))}",
+        f"the forward takes derivatives of its own, at {line_here()}",
         "a forward and a loss whose gradients are taken once, by the training step",
         "train without this term (a gradient penalty), or write its derivative out in plain ops",
     )

@@ -24,6 +24,11 @@ def own_line(frames: traceback.StackSummary) -> str:
     return UNKNOWN_LINE if frame is None else f"{place_of(frame)} `{(frame.line or '').strip()}`"
 
 
+def line_here() -> str:
+    """The line that led to this call."""
+    return own_line(traceback.extract_stack(limit=40))
+
+
 def place_of(frame: traceback.FrameSummary) -> str:
     """`package/module.py:12`: enough of the path to find it, and the same on another machine."""
     return f"{Path(*Path(frame.filename).parts[-3:])}:{frame.lineno}"

@@ -8,7 +8,7 @@ are replaced by a call of one operator that names them; the Program then calls t
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -72,8 +72,12 @@ def _(tensors: list[Tensor], index: int) -> list[Tensor]:
     found: list[Tensor] = []
     with symbolic_kernels():
         _NESTED[index] = flatten(_CALLS[index].run(tensors), found)
-    # Results of their own: an operator must not hand back its arguments' memory.
-    return [torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device) for t in found]
+    return blank(found)
+
+
+def blank(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Tensors like these in memory of their own: an operator must not hand back its arguments'."""
+    return [torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device) for t in tensors]
 
 
 def recorded(index: int) -> Call:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from meshwright.capture.tracing.opaque import Entries, Slot, fill, flatten, record_whole
+from meshwright.capture.tracing.opaque import Entries, Slot, blank, fill, flatten, record_whole
 from meshwright.capture.tracing.state import buffers_of, write_assigned_buffers
 
 
@@ -133,16 +133,16 @@ def _forward(
         kind = f"{nested} {torch.is_grad_enabled()} {looks}"
         if kind in traced:
             known = traced[kind]
-            again = record_whole(AGAIN, lambda *_: _blank(known.results), (known.number, path), tensors)
+            again = record_whole(AGAIN, lambda *_: blank(known.results), (known.number, path), tensors)
             return fill(known.nested, again)
         new = _Traced(path, next(numbers))
-        entered = record_whole(BEGIN, lambda *given: _blank(given), (new.number, path), tensors)
+        entered = record_whole(BEGIN, lambda *given: blank(given), (new.number, path), tensors)
         given, named = fill(nested, entered)
         result = forward(*given, **dict(named))
         new.nested = flatten(result, new.results)
         _check_no_strays(path, new.nested)
         traced[kind] = new
-        return fill(new.nested, record_whole(END, lambda *given: _blank(given), (new.number, path), new.results))
+        return fill(new.nested, record_whole(END, lambda *given: blank(given), (new.number, path), new.results))
 
     return call
 
@@ -163,7 +163,3 @@ def _holds_tensors(tree: Any) -> bool:
     inside += [] if isinstance(tree, type | nn.Module) else vars(tree).values() if hasattr(tree, "__dict__") else []
     listed = [item for value in inside for item in (value if isinstance(value, list | tuple) else [value])]
     return any(isinstance(item, Tensor) for item in listed)
-
-
-def _blank(tensors: Any) -> list[Tensor]:
-    return [torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device) for t in tensors]
