@@ -58,7 +58,8 @@ MISSES = """
   likelihood of the figures says). As a size of every product it brought the means of the other half from 7.8 to 6.5 %
   on A100 (m >= 2048: 4.1 to 2.4), in float8 from 10.3 to 8.7 % on H100 and 10.4 to 8.4 on H200 (n, k >= 2048: 13 to 10
   and 9), on RTX PRO from 8.5 to 7.9, 7.4 to 6.2 and 6.6 to 5.7 % (m >= 2048: 4.6 to 3.0, 4.4 to 2.7, 3.9 to 2.6). It
-  was chosen with these in view. Products in bfloat16 on Hopper, and all on Blackwell, had nothing from it.
+  was chosen with these in view. Products in bfloat16 on Hopper, all on B200 and GB200, and attention (tiles of 64 to
+  256 queries of a head) had nothing from it.
 - Routed experts: where loads are skewed, the roofline counts the rows of the busiest rank and the experts that get any
   (`meshwright/cluster/expert_loads.py`, drawn as the source draws them). That brought the medians of the other half
   from 14.7 to 12.6 % on B200, 15.5 to 13.8 % on GB200, 11.7 to 10.7 % on H100 (means of three ways to halve the rows;

@@ -31,7 +31,8 @@ rows than it scores; devices, network and habits stay fitted on all. No row has 
   pipelines lose besides (0.45). Our own plans have none of them.
 - *Devices*: what products keep of their speed in long steps, for B200 (0.64, on the SimuMax rows) and H100 of 96 GB
   (0.7, on torchtitan's). Both also take up whatever else those two sets have in common: NVIDIA's steps in float8 on
-  B200 have nothing of it (below), and are priced without, so that it is no clock of the device alone. L4's attention
+  B200 have nothing of it (below), and are priced without, so that it is no clock of the device alone. Attention on that
+  H100 keeps 0.85, by the power that an H200 draws and an assumption on clocks, with its rows in view. L4's attention
   and its rate at a locked clock come from single ops that Mist measured, not from steps. What products reach on a
   Titan RTX (0.8) and an RTX 2080 Ti (0.93), and the all-reduces inside hosts of these and of RTX 3090
   (`bench/fit_collectives.py --layers`), come from Sailor's times of single layers.
@@ -50,7 +51,8 @@ rows than it scores; devices, network and habits stay fitted on all. No row has 
   NCCL_BUFFSIZE, of which we have not read how sends use it, chosen with the rows of `sailor_mit` and GH200 in view.
   That Mist keeps, adds and reduces gradients in half precision was read in its code; so were Megatron's passes over
   gradients once a step (`clipped`), which layers embedding and head stand for, how rows are sorted by expert, and how
-  PyTorch's context parallelism goes over one rank's keys after the other (`context=pieces`).
+  PyTorch's context parallelism goes over one rank's keys after the other (`context=pieces`), and that torchtitan
+  repeats keys and values for all heads (`repeats`).
 - *Attention in Triton* (Composer on A100): 1.4 and 1.8 times FlashAttention-2 forward and backward, by what Triton's
   own tests of 2022 and 2023 expect of an A100 (`meshwright/configuration/costs.py`), fitted to no step. Composer had a
   figure of 1.06 before and has none now.
@@ -107,19 +109,22 @@ MISSES = """
   products, where the mask leaves fewer.
 - Routed experts with tensor and sequence parallelism: ranks exchange their own rows and gather what arrived, as
   Megatron-Core's dispatcher does. No row here has it.
-- torchtitan, long sequences: 32,768 tokens are 9 % too fast, 131,072 tokens over 4 ranks 26 % (8B) and 7 % (405B).
-  Repeated keys and values, results joined in float32 and gradients passed on are priced since these rows were 29 and
-  14 % too fast; attention itself would have to take 1.2 to 1.4 times as long. These cards are limited to 500 W, and
-  what that leaves of attention is not known. Its memory
+- torchtitan, long sequences: 32,768 tokens are 1 % too fast (8B) and 4 % too slow (405B), 131,072 tokens over 4 ranks
+  12 % too fast and 6 % too slow. They were 9 and 0, 26 and 7 % too fast: keys and values are repeated for all heads,
+  and cards limited to 500 W slow in attention too. FlashAttention-2 draws 660 to 692 W on an H200 (measured), as much
+  as products do; 0.85 is what it would keep of that clock at 500 W if power grew with the clock to 2.5, an assumption,
+  taken with these rows in view (0.82 serves as well). The run on H200 went from 2 to 10 % too fast: PyTorch's
+  FlashAttention-2 is faster there than was priced. Memory
   is what the allocator has reserved on the last stage's first rank: the loss of 2024's rows is PyTorch's own in
   float32 (three copies of the logits, four over tensor-parallel ranks), stages keep the logits of all micro-batches,
   FSDP's streams have pools of their own. The causes were found with these rows in view; none has a fitted figure.
   Since the last stage has a layer less, as its code says, 405B is priced 8 to 16 % below what is reported.
   Three rows of one shape differ by 9 % as published.
-- torchtitan, float8 with a scale for each row: 18 and 27 % too fast. As published it is no faster than bfloat16 (70B)
-  or 18 % slower (8B). Beyond one scale for a tensor it takes 5.0 and 0.65 s more than priced, in both about seven
-  passes over all inputs and results of the products. Its quantisation along both axes is two or three; no source
-  tells of the rest, and nothing was changed.
+- torchtitan, float8 with a scale for each row: 15 and 23 % too fast. As published it is no faster than bfloat16 (70B)
+  or 18 % slower (8B). Beyond one scale for a tensor it takes 5.0 and 0.65 s more than priced. On an H200 the products
+  themselves are as fast with scales for rows as with one (1.31 PFLOP/s of 32,768 x 7,168 x 8,192; without fast sums
+  1.20), and compiled casts along both axes take 2.5 to 5.6 ps for each element (torch 2.11), about what is priced: no
+  more than a third of what misses. No source tells of the rest, and nothing was changed.
 - SimuMax's DeepSeek-V2 rows are 4 to 14 % too fast (10 to 19 % without sorting and copies of latent attention), most
   with few micro-batches: about 20 ms of a step do not grow with them and are not priced. Tensor parallelism over 8
   ranks is 8 to 13 % too fast there. SimuMax's own simulator, which has that machine's kernels and collectives
@@ -133,9 +138,10 @@ MISSES = """
   library splits there, is 18 % too slow. Others that have fewer processors are priced so too; nothing was measured on
   them. Steps of Megatron-LM there are 4 % too fast on average: its factor of 0.95 is that of A100 and B200.
 - Mist's plan 20: our planner chooses the same stages and micro-batches, and another order. It prices every op of our
-  eager `llama`, the several of its rotary embedding among them; layers described by hand have fewer. By these Mist's
-  plan is 8.4 s and was 2 % faster than ours. Priced op by op, under pins, it is 8.9 s and ours 3 % faster. Plan 1 is
-  0.1 % slower than ours and holds 47.7 GiB as we run it, on a card of 40; Mist keeps gradients in half precision.
+  eager `llama`, the several of its rotary embedding among them; layers described by hand have fewer, and by these
+  Mist's plan was 2 % faster than ours. Priced op by op, under pins, it is 9.1 s and ours 3 % faster. Plan 1 is
+  0.2 % slower than ours and holds 47.7 GiB as we run it, on a card of 40; plan 24 is 0.1 % faster and holds 24 GiB, on
+  a card of 24 of which 21 are usable; Mist keeps gradients in half precision.
 - Sailor on GH200: rows of one stage with 2 and 4 samples at a time are 16 to 18 % too fast. By its times of single
   layers a forward waits for its host there while a backward does not; we hold their sums against each other. Rows of
   four stages are 6 to 10 % too fast: by those times each exchange between stages takes 5 to 7 ms, where 2 are priced;
@@ -179,9 +185,9 @@ OUTSIDE_WORDS = """
 - *bridge_gb200*, *bridge_gb300*: 405B was 25 and 20 % too slow, with the kernel that finds the scales of rows in all
   products (now 18 and 13 %) and the head on top of as many layers as other stages have (now 5 and 6 %).
 - *bridge_h100_moe*: Qwen3 30B with 8 ranks of experts, whose heads are larger than a share of the width. The run that
-  drops tokens is 2 % too slow (14 % too fast without sorting and with smaller heads). The one that drops none takes
+  drops tokens is 1 % too slow (14 % too fast without sorting and with smaller heads). The one that drops none takes
   twice as long for the same products: priced with the loads that aiconfigurator's layers of experts have where nothing
-  balances them (a power law of 1.2), so that the busiest rank has 1.7 times its share, it is 10 % too fast (57 %
+  balances them (a power law of 1.2), so that the busiest rank has 1.7 times its share, it is 11 % too fast (57 %
   before). Which loads that run had is not published.
 """
 
