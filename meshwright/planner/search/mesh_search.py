@@ -74,7 +74,11 @@ class MeshSearch:
         price: seconds per byte at which the node's bound is proven.
         """
         chains = self._chains(price)
-        while chains and len(self.traced) < self.most_traced:
+        able = [chain for chain in chains if chain.static_bytes <= self.budget_bytes and self._new(chain)]
+        misfits = max(0, len(self.traced) - 1)
+        if misfits and able:  # the probe had to look for a sharding that fits, which may be slow
+            self.trace(min(able, key=lambda chain: chain.seconds))
+        while chains and len(self.traced) < self.most_traced + misfits:
             most = max(range(len(chains)), key=lambda place: self._new(chains[place]))
             chain = chains.pop(most)
             if not self._new(chain):
@@ -97,20 +101,24 @@ class MeshSearch:
     def probe(self, price: float, most_s: float) -> float:
         """Seconds of a step of one sharding: the most promising, else one that holds less; infinite if none fits.
 
+        Chunks may make room for transients: a sharding is tried as it is where a lean one is too slow or does not fit.
         most_s: a sharding that takes longer with everything kept is not traced, and no other is tried.
         """
         bases = weighed(self.shardings)
         middle, scale = bases[len(bases) // 2], memory_free_bound_s(self.shardings) / self.budget_bytes
         prices = (price, sqrt(max(price, scale) * PRICES[-1] * scale), PRICES[-1] * scale)
         for asked in prices:
-            chain = self._lean(middle, chain_at(middle, asked * middle.scale))
-            if chain.static_bytes > self.budget_bytes:
-                continue  # it does not fit whatever it recomputes
-            if chain.seconds > most_s:
-                return chain.seconds
-            step_s = self.trace(chain, slow=True)
-            if step_s < inf:
-                return step_s
+            chain = chain_at(middle, asked * middle.scale)
+            for one in (self._lean(middle, chain), chain):
+                if one.static_bytes > self.budget_bytes or any(is_same(one, other.chain) for other in self.traced):
+                    continue  # it does not fit whatever it recomputes, or is known not to
+                if one.seconds > most_s:
+                    if one is chain:
+                        return one.seconds
+                    continue
+                step_s = self.trace(one, slow=True)
+                if step_s < inf:
+                    return step_s
         return inf
 
     def trace(self, chain: Chain, mixed: RematChain | None = None, slow: bool = False) -> float:
