@@ -9,6 +9,7 @@ from typing import Any
 from meshwright.configuration.transformer import Transformer
 from meshwright.errors import PlanError
 from meshwright.pins.parts import pin_parts
+from meshwright.schedule import ORDERS
 
 PRECISIONS = ("fp32", "tf32", "mixed", "fp16", "fp8", "fp8-rows")
 RECOMPUTE = ("none", "selective", "ops", "full")
@@ -158,6 +159,7 @@ _WORDS = {
     "attention": ATTENTION,
     "context": CONTEXT,
     "loss": LOSS,
+    "schedule": tuple(ORDERS),
 }
 _RANGES = {"overlap": 1.0, "tp_overlap": 1.0, "tp_pipelined": 1.0, "skew": 10.0}
 _SPELLINGS = {"batch": "global_batch"}
@@ -166,7 +168,7 @@ _TYPES = {one.name: str(one.type) for one in fields(Configuration)}
 
 def configured(pins: Iterable[str], devices: int, global_batch: int | None = None) -> Configuration:
     """Pins such as `tp=8`, `zero=3`, `recompute=full`; dp, where it is not pinned, takes the devices that are left."""
-    found, given = Configuration(), set()
+    found, given = Configuration(), dict[str, str]()
     for text in pins:
         if not isinstance(text, str):
             raise PlanError(f"pin {text!r} is no text", "`name=value`, such as tp=8", "correct the pin")
@@ -181,14 +183,16 @@ def configured(pins: Iterable[str], devices: int, global_batch: int | None = Non
         value = _as_here(key, value)
         if key not in _TYPES:
             raise PlanError(f"pin {text!r}", f"one of {', '.join(_TYPES)}", "correct the pin")
-        given.add(key)
+        if given.setdefault(key, value) != value:
+            raise PlanError(f"pins {key}={given[key]} and {text}", f"one value for {key}", "drop one of them")
         found = replace(found, **{key: _value(text, key, value)})
     rest = found.tp * found.pp * found.cp
     if "dp" not in given and rest > 0:
         found = replace(found, dp=max(1, devices // rest))
     if global_batch is not None or "global_batch" not in given:
         each = found.dp * found.micro_batch  # as `plan`: a sample for each device, unless so many are not dealt evenly
-        found = replace(found, global_batch=global_batch or (devices if devices % each == 0 else each))
+        even = devices if devices % each == 0 else each
+        found = replace(found, global_batch=even if global_batch is None else global_batch)
     if found.vpp > 1 and "schedule" not in given:
         found = replace(found, schedule="interleaved")
     return found

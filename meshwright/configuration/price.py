@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from meshwright.cluster import Cluster, load_cluster
 from meshwright.configuration.configuration import configured
@@ -10,13 +10,14 @@ from meshwright.configuration.replicas import predicted, steps_of
 from meshwright.configuration.step import Step
 from meshwright.configuration.transformer import Transformer, transformer_of
 from meshwright.errors import PlanError, what_is
+from meshwright.pins.constraints import Constraints, pin_texts
 from meshwright.plan import Prediction
 
 
 def price(
     model: str | Transformer,
     cluster: str | Cluster,
-    pins: str | Iterable[str] = (),
+    pins: str | Iterable[str] | Mapping[str, object] | Constraints = (),
     *,
     global_batch: int | None = None,
 ) -> Prediction:
@@ -24,20 +25,23 @@ def price(
 
     model: a reference (`llama3-8b`, `gpt?layers=48&hidden=6144`) of the families gpt, llama and moe, or a Transformer.
     pins: `tp=8`, `pp=4`, `vpp=2`, `cp=2`, `ep=8`, `zero=1`, `sp=on`, `micro_batch=2`, `recompute=full`, ...
-    (`Configuration` has them all); dp takes the devices that are left. global_batch: sequences of a step, one
-    micro-batch for each data-parallel rank unless given.
+    (`Configuration` has them all), also as Constraints or a dict; dp takes the devices that are left.
+    global_batch: sequences of a step, one micro-batch for each data-parallel rank unless given.
     """
     return predicted(priced(model, cluster, pins, global_batch))
 
 
 def priced(
-    model: str | Transformer, cluster: str | Cluster, pins: str | Iterable[str], global_batch: int | None
+    model: str | Transformer,
+    cluster: str | Cluster,
+    pins: str | Iterable[str] | Mapping[str, object] | Constraints,
+    global_batch: int | None,
 ) -> tuple[Step, ...]:
     """The steps behind it, which know what was understood of the model and the pins."""
     if not isinstance(model, str | Transformer):
         raise PlanError(f"price of {what_is(model)}", "a model reference or a Transformer", "write llama3-8b")
     described = transformer_of(model) if isinstance(model, str) else model
     devices = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
-    texts = (pins,) if isinstance(pins, str) else tuple(pins)
+    texts = [f"{name}={value}" for name, value in pins.items()] if isinstance(pins, Mapping) else pin_texts(pins)
     given = configured(texts, devices.device_count, global_batch)
     return steps_of(described, given, devices)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
@@ -72,3 +72,18 @@ class Constraints:
 
 def _joined(sizes: int | tuple[int, ...] | None, sign: str) -> object:
     return sign.join(map(str, sizes)) if isinstance(sizes, tuple | list) else sizes
+
+
+def pin_texts(pins: str | Iterable[str] | Constraints | None) -> tuple[str, ...]:
+    """Pins as text, from any of the forms in which users give them."""
+    if pins is None:
+        return ()
+    if isinstance(pins, Constraints):
+        return pins.pins()
+    if isinstance(pins, str):
+        return (pins,)
+    if isinstance(pins, Mapping):
+        return Constraints(**pins).pins()
+    if not isinstance(pins, Iterable):
+        raise PlanError(f"pins={pins!r}", 'text such as "tp=2", or a list of such', "correct it, or give no pins")
+    return tuple(pins)

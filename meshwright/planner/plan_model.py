@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import cast
 
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from meshwright.errors import PlanError, counted
 from meshwright.models.joined import joined, joined_batch
 from meshwright.models.reference import parse_reference
 from meshwright.pins.check import check_pins
-from meshwright.pins.constraints import Constraints
+from meshwright.pins.constraints import Constraints, pin_texts
 from meshwright.plan import Plan
 from meshwright.plan.units import parse_bytes
 from meshwright.planner.effort import SIMPLER_WITHIN, check_part, effort_of, headroom_of
@@ -138,18 +138,3 @@ def checked_batch(samples: int) -> int:
     if type(samples) is not int or samples < 1:
         raise PlanError(f"global_batch {samples!r}", "a whole number of samples, at least 1", "give a larger batch")
     return samples
-
-
-def pin_texts(pins: str | Iterable[str] | Constraints | None) -> tuple[str, ...]:
-    """Pins as text, from any of the forms in which users give them."""
-    if pins is None:
-        return ()
-    if isinstance(pins, Constraints):
-        return pins.pins()
-    if isinstance(pins, str):
-        return (pins,)
-    if isinstance(pins, Mapping):
-        return Constraints(**pins).pins()
-    if not isinstance(pins, Iterable):
-        raise PlanError(f"pins={pins!r}", 'text such as "tp=2", or a list of such', "correct it, or give no pins")
-    return tuple(pins)

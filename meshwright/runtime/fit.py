@@ -13,7 +13,7 @@ from meshwright.capture.batch import check_given
 from meshwright.cluster import Device, load_cluster
 from meshwright.cluster.device_table import GPUS
 from meshwright.cluster.launch import launch_s
-from meshwright.pins.constraints import Constraints
+from meshwright.pins.constraints import Constraints, pin_texts
 from meshwright.pins.methods import WORD, check_method
 from meshwright.plan import Plan
 from meshwright.planner import plan_model
@@ -82,7 +82,7 @@ def fit_plan(
     """The plan of `fit` for a device that need not be here. Raises PlanError that names the least possible."""
     check_method(f"method {method!r}", method)
     check_given(model, batch, loss)
-    texts = plan_model.pin_texts(pins)
+    texts = pin_texts(pins)
     return plan_model.plan(
         model,
         batch,

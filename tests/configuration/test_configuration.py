@@ -219,6 +219,14 @@ def test_twenty_a_second_after_the_first() -> None:
     assert process_time() - began < 1.0
 
 
+def test_pins_are_given_in_any_form() -> None:
+    step_s = mw.price("llama3-8b", "h100:8", ("tp=2", "sp=on")).step_s
+    assert mw.price("llama3-8b", "h100:8", mw.Constraints(tp=2, sp=True)).step_s == step_s
+    assert mw.price("llama3-8b", "h100:8", {"tp": 2, "sp": True}).step_s == step_s
+    with pytest.raises(PlanError, match="global_batch=0"):
+        mw.price("llama3-8b", "h100:8", global_batch=0)
+
+
 @pytest.mark.parametrize(
     ("model", "pins", "words"),
     [
@@ -226,6 +234,9 @@ def test_twenty_a_second_after_the_first() -> None:
         ("llama3-8b", ("tq=2",), "pin 'tq=2'"),
         ("llama3-8b", ("tp=two",), "pin 'tp=two'"),
         ("llama3-8b", ("tp=3",), "devices"),
+        ("llama3-8b", ("tp=2", "tp=4"), "pins tp=2 and tp=4"),
+        ("llama3-8b", ("schedule=fast",), "schedule=fast"),
+        ("llama3-8b", ("global_batch=0",), "global_batch=0"),
         ("llama3-8b", ("pp=8", "vpp=8"), "layers"),
         ("llama3-8b", ("ep=4",), "ep=4"),
         ("llama3-8b", ("zero=4",), "zero=4"),

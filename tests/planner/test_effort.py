@@ -12,9 +12,9 @@ import meshwright as mw
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
+from meshwright.pins.constraints import pin_texts
 from meshwright.pins.spelling import WORDS
 from meshwright.planner.plan import make_plan
-from meshwright.planner.plan_model import pin_texts
 
 PINS = ("pp=1", "dp=2", "zero=3", "microbatch=1")
 
