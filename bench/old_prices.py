@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan
 from meshwright.plan.origin import program_of
 from meshwright.predict import predict
+from meshwright.price.check import check_plan
 from meshwright.schedule.upgrade import upgrade
 
 GIB = 1 << 30
@@ -52,7 +53,8 @@ def priced(path: Path) -> Row:
         return Row(path.stem, why=str(error).splitlines()[0])
     try:
         program = program_of(plan, str(path))
-        plan.check_program(program)
+        plan = replace(plan, fingerprint=program.fingerprint())  # of the same model, captured in today's words
+        check_plan(plan, program)
         found = predict(plan, program)
     except MeshwrightError as error:
         return Row(path.stem, said, why=str(error).splitlines()[0])

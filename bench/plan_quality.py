@@ -109,6 +109,9 @@ def judge(name: str, request: Request, args: argparse.Namespace, other: Path | N
     older = older_plan(request, other) if other else None
     older_s = older.new_step_s if older and older.fits else None
     behind = plan.predicted.step_s / older_s - 1 if older_s else 0.0
+    judged = (
+        older is None or not older.why
+    )  # a plan that does not fit any more is judged, one that can not be priced is not
     return {
         "request": name,
         "older": {"step_s": older_s, "slower_than_it_by": behind, "why": older.why} if older else None,
@@ -117,7 +120,7 @@ def judge(name: str, request: Request, args: argparse.Namespace, other: Path | N
         "cpu_s": round(cpu_s, 2),
         "faster": faster,
         "more_memory_slower_by": max(0.0, slower),
-        "holds": max(faster.values(), default=0.0) <= allowed and slower <= allowed and behind <= OLDER,
+        "holds": max(faster.values(), default=0.0) <= allowed and slower <= allowed and behind <= OLDER and judged,
     }
 
 
