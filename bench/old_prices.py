@@ -1,5 +1,6 @@
 """Plan files that an older version wrote, priced today: the step and the peak they had, those of today, and if they
-still fit. Files of schema 2 are read as `meshwright plan --upgrade` reads them.
+still fit. A plan file has the devices and links of its day; here they are today's. Files of schema 2 are read as
+`meshwright plan --upgrade` reads them.
 
     python bench/old_prices.py plans/*.json
 """
@@ -12,8 +13,9 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from meshwright.cluster import Cluster, load_cluster
 from meshwright.errors import MeshwrightError
-from meshwright.plan import Plan
+from meshwright.plan import Plan, Stage
 from meshwright.plan.origin import program_of
 from meshwright.predict import predict
 from meshwright.price.check import check_plan
@@ -54,6 +56,7 @@ def priced(path: Path) -> Row:
     try:
         program = program_of(plan, str(path))
         plan = replace(plan, fingerprint=program.fingerprint())  # of the same model, captured in today's words
+        plan = replace(plan, stages=tuple(today(stage, load_cluster(plan.cluster)) for stage in plan.stages))
         check_plan(plan, program)
         found = predict(plan, program)
     except MeshwrightError as error:
@@ -63,6 +66,11 @@ def priced(path: Path) -> Row:
         path.stem, said, old.step_s, found.step_s, old.peak_bytes / GIB, found.peak_bytes / GIB, limit / GIB,
         found.peak_bytes <= limit,
     )  # fmt: skip
+
+
+def today(stage: Stage, cluster: Cluster) -> Stage:
+    axes = [axis.name for axis in stage.mesh.axes]
+    return replace(stage, mesh=cluster.mesh(stage.mesh.sizes, axes, stage.mesh.ranks))
 
 
 def limit_bytes(plan: Plan) -> int:
