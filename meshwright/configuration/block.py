@@ -14,14 +14,14 @@ ATTENTION = "scaled_dot_product_attention"
 @dataclass(frozen=True, slots=True)
 class Moved:
     """A collective over a mesh axis: forward, or backward. `hidden_by`: the op whose weight gradient may hide it.
-    beside: which share of attention's seconds passes before it is waited for."""
+    behind_attention: the share of attention's seconds that passes before it is waited for."""
 
     axis: str
     kind: str
     bytes: int
     backward: bool = False
     hidden_by: int = -1
-    beside: float = 0.0
+    behind_attention: float = 0.0
 
 
 @dataclass(slots=True)
@@ -85,9 +85,15 @@ class Block:
         return x if x.type.dtype == dtype else self.call("aten.to.dtype", (x,), *x.type.sizes, dtype=dtype)
 
     def moves(
-        self, axis: str, kind: str, n_bytes: float, backward: bool = False, hidden_by: int = -1, beside: float = 0.0
+        self,
+        axis: str,
+        kind: str,
+        n_bytes: float,
+        backward: bool = False,
+        hidden_by: int = -1,
+        behind_attention: float = 0.0,
     ) -> None:
-        self.moved.append(Moved(axis, kind, int(n_bytes), backward, hidden_by, beside))
+        self.moved.append(Moved(axis, kind, int(n_bytes), backward, hidden_by, behind_attention))
 
     def bytes_of(self, name: str) -> int:
         type_ = self.values[name].type

@@ -230,9 +230,9 @@ class Layers:
         if given.context == "pieces":
             whole = each * heads * (size + value_size) * given.cp
             own = 1 / given.cp
-            block.moves("cp", "all_gather", whole, beside=own)
-            block.moves("cp", "all_gather", whole, backward=True, beside=own)
-            block.moves("cp", "reduce_scatter", whole * 4 // self.size, backward=True, beside=1 - own)
+            block.moves("cp", "all_gather", whole, behind_attention=own)
+            block.moves("cp", "all_gather", whole, backward=True, behind_attention=own)
+            block.moves("cp", "reduce_scatter", whole * 4 // self.size, backward=True, behind_attention=1 - own)
             return
         pair = each * key_heads * (size + value_size)
         if given.context == "all_to_all":

@@ -177,7 +177,7 @@ class Step:
             if one.backward == backward:
                 seconds = collective_s(one.kind, one.bytes, meshes.axis(one.axis))
                 seconds *= 1.0 - self._hidden(one)
-                seconds = max(0.0, seconds - one.beside * self.framework.kernels * cost.attention_s[backward])
+                seconds = max(0.0, seconds - one.behind_attention * self.framework.kernels * cost.attention_s[backward])
                 found += seconds
                 wire_s += seconds if meshes.shares_links(one.axis) else 0.0
         return found, wire_s

@@ -133,7 +133,7 @@ class Layout(HashedOnce):
                 shape[state.dim] *= size
         return tuple(shape)
 
-    def settled(self) -> Layout:
+    def reduced(self) -> Layout:
         """The same pieces with nothing left to reduce."""
         return Layout(tuple(state if state.is_shard else I for state in self.states))
 

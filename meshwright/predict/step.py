@@ -143,8 +143,8 @@ def _nested(plan: Plan, program: Program, costs: Costs) -> Nested:
         row.forward_transient_bytes - one.forward_transient_bytes
         for row, one in zip(costs.segments, chosen, strict=True)
     ]
-    ways = [way.beside(size) for way, size in zip(chosen, copies, strict=True)]
-    passing = [way.beside(size) for way, size in zip(passing_ways(plan, program), copies, strict=True)]
+    ways = [way.with_transient(size) for way, size in zip(chosen, copies, strict=True)]
+    passing = [way.with_transient(size) for way, size in zip(passing_ways(plan, program), copies, strict=True)]
     options = list(zip(ways, passing, strict=True))
     gradients = [row.gradient_bytes for row in costs.segments]
     chained = Chained.of(program, plan, options, gradients, traced_for(plan.mesh.device))

@@ -58,7 +58,7 @@ class _Sums:
 
     def add(self, edge: Edge, rate: Rate, back: bool = False) -> None:
         shape, size = edge.shape, edge.value.type.itemsize
-        ends = [(form.stage.mesh, form.layout.settled()) for form in (edge.source, edge.target)]
+        ends = [(form.stage.mesh, form.layout.reduced()) for form in (edge.source, edge.target)]
         source, target = reversed(ends) if back else ends
         self.seconds += hand_over_s(shape, size, source, target, rate)
         if back:

@@ -33,12 +33,12 @@ def tied_replica_price(
     """
     shape, narrow = value.type.sizes, value.type.itemsize
     wide = ITEM_BYTES[setting.storage_dtype(value.type.dtype)]
-    here, source = (mesh, compute.settled()), (home[0], home[1].settled())
+    here, source = (mesh, compute.reduced()), (home[0], home[1].reduced())
     gather_params_s = hand_over_s(shape, narrow, source, here, there)
     copy = local_bytes(shape, narrow, compute, mesh)
     if not value.grad:
         return TiedReplicaPrice(gather_params_s, 0.0, copy)
-    reduced_s = conversion(compute.settled(), compute, shape, wide, mesh, grad=True).backward_s
+    reduced_s = conversion(compute.reduced(), compute, shape, wide, mesh, grad=True).backward_s
     reduce_grads_s = reduced_s + hand_over_s(shape, wide, here, source, back)
     summed = local_bytes(shape, wide, compute, mesh)
     return TiedReplicaPrice(gather_params_s, reduce_grads_s, copy + summed, summed)

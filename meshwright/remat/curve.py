@@ -79,7 +79,7 @@ class RematPoint:
     def seconds(self) -> float:
         return self.forward_s + self.backward_s
 
-    def beside(self, size: int) -> RematPoint:
+    def with_transient(self, size: int) -> RematPoint:
         """The same with so many bytes more in use while it runs."""
         return replace(
             self,

@@ -63,7 +63,7 @@ def _away(
 ) -> RematPoint:
     copy_s, slowed_s = moved / copies.rate, moved / copies.memory_rate
     return replace(
-        kept.beside(moved),
+        kept.with_transient(moved),
         offload=names,
         offloaded_bytes=moved,
         resident_bytes=kept.resident_bytes - moved,

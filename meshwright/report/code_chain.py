@@ -338,7 +338,7 @@ def _message(
 ) -> list[str]:
     """Between two stages. R is handed over as I: the reader reduces its gradient before that goes back."""
     meshes = [mesh_name(plan, stage) for stage, _ in (source, target)]
-    plain = [str(Layout.parse(text).settled()) for _, text in (source, target)]
+    plain = [str(Layout.parse(text).reduced()) for _, text in (source, target)]
     shape, dtype, grad = value.type.sizes, value.type.dtype, value.grad
     options = f"shape={shape}, grad={grad}"
     given = f'convert({x}, "{source[1]}", "{plain[0]}", {meshes[0]}, {options})' if plain[0] != source[1] else x

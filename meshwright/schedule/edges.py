@@ -36,27 +36,27 @@ class Form:
 
     @property
     def side(self) -> Side:
-        return Side(self.stage.mesh, self.layout.settled())
+        return Side(self.stage.mesh, self.layout.reduced())
 
     def reduced(self, gradient: Tensor, shape: tuple[int, ...]) -> Tensor:
         """A gradient of this form, with nothing left to reduce; collectives run on the transport in force."""
-        if self.layout.settled() == self.layout:
+        if self.layout.reduced() == self.layout:
             return gradient
-        return convert_gradient(gradient, self.layout.settled(), self.layout, self.stage.mesh, shape=shape)
+        return convert_gradient(gradient, self.layout.reduced(), self.layout, self.stage.mesh, shape=shape)
 
     def reduction(self, shape: tuple[int, ...], itemsize: int) -> Conversion:
         """What `reduced` runs, as its backward."""
-        return conversion(self.layout.settled(), self.layout, shape, itemsize, self.stage.mesh, grad=True)
+        return conversion(self.layout.reduced(), self.layout, shape, itemsize, self.stage.mesh, grad=True)
 
     def spreading(self, shape: tuple[int, ...], itemsize: int) -> Conversion:
         """What `spread` runs, as its backward."""
-        return conversion(self.layout, self.layout.settled(), shape, itemsize, self.stage.mesh, grad=True)
+        return conversion(self.layout, self.layout.reduced(), shape, itemsize, self.stage.mesh, grad=True)
 
     def spread(self, gradient: Tensor, shape: tuple[int, ...]) -> Tensor:
         """A whole gradient as the backward of whoever made this form takes it."""
-        if self.layout.settled() == self.layout:
+        if self.layout.reduced() == self.layout:
             return gradient
-        return convert_gradient(gradient, self.layout, self.layout.settled(), self.stage.mesh, shape=shape)
+        return convert_gradient(gradient, self.layout, self.layout.reduced(), self.stage.mesh, shape=shape)
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ def test_context_parallelism_in_pieces_gathers_all_heads_while_it_attends_to_its
         for kind in ("all_gather", "pieces")
     )
     assert [one.bytes for one in pieces] == [4 * one.bytes * (1 + (one.kind == "reduce_scatter")) for one in own]
-    assert [one.beside for one in pieces] == [0.25, 0.25, 0.75]
+    assert [one.behind_attention for one in pieces] == [0.25, 0.25, 0.75]
     pins = ("cp=8", "micro_batch=1", "zero=3")
     whole, joined = (
         mw.price("llama3-8b?seq=32768", "h100:8", (*pins, f"context={kind}")).step_s

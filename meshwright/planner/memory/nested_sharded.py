@@ -62,7 +62,7 @@ def _chained(plan: Plan, program: Program, ways: RematOptions) -> Chained:
         options.append(
             [
                 replace(
-                    one.beside(ways.gathered[index]),
+                    one.with_transient(ways.gathered[index]),
                     forward_s=point.forward_s + gather_s,
                     backward_s=point.backward_s + gather_s + max(0.0, one.seconds - gather_params_s),
                 )

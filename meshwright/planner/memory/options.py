@@ -76,7 +76,7 @@ class RematOptions:
         return sum(point.static_bytes for point in self.points) - sum(self.gradients)
 
     def point(self, index: int, kept: RematPoint) -> FrontierPoint:
-        point, found = self.points[index], kept.beside(self.gathered[index])
+        point, found = self.points[index], kept.with_transient(self.gathered[index])
         more_s = max(0.0, kept.seconds - self.curves.options[index][0].seconds)
         if self.traced is not None:
             point, more_s = self.traced[index].traced(kept).point, 0.0

@@ -148,7 +148,7 @@ def _instances(ways: RematOptions, options: Options) -> list[Instance]:
     for index, found in enumerate(options):
         key = (id(found), ways.gathered[index])
         if key not in made:
-            made[key] = [kept.beside(ways.gathered[index]) for kept in found]
+            made[key] = [kept.with_transient(ways.gathered[index]) for kept in found]
     return [
         Instance(made[id(found), ways.gathered[index]], ways.gradients[index]) for index, found in enumerate(options)
     ]
