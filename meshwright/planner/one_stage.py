@@ -15,7 +15,7 @@ from meshwright.pins.parts import pinned_devices
 from meshwright.plan import Plan
 from meshwright.planner.chain.chains import Chain
 from meshwright.planner.chain.lagrangian import least_bytes
-from meshwright.planner.effort import FEW, RETRIES
+from meshwright.planner.effort import ANY_BYTES, FEW, RETRIES
 from meshwright.planner.infeasible.estimate import (
     estimate_by_method,
     estimate_kept,
@@ -59,10 +59,10 @@ class OneStageSearch:
     """Search over meshes, micro-batch counts, shardings and rematerialisations of one stage."""
 
     def __init__(self, request: PlanRequest, pins: tuple[str, ...], method: str, log: SearchRecorder) -> None:
-        self.request, self.pins, self.method, self.log = request, pins, method, log
+        self.recompute = request.recompute and method != "keep"
+        self.request, self.pins, self.method, self.log = request, pins, method if self.recompute else "keep", log
         self.program, self.cluster = request.program, request.cluster
         self.budget = request.budget_bytes
-        self.recompute = request.recompute and method != "keep"
         self.simpler_within = max(request.simpler_within, ROUNDING)
         self._quick = self.recompute
         self.candidates: list[Candidate] = []
@@ -124,7 +124,12 @@ class OneStageSearch:
                 best = plan or best
                 break
             found = self._keep_all(budget - over, limit_s, self._quick)
-        if self.recompute and (found.best is None or found.tight):
+        if found.best is None or found.tight:
+            if found.best and not self.recompute:
+                kept, free = self._kept_by_clock(limit_s)
+                best = kept or best
+                if kept and free:
+                    return kept, free.bound_s
             best, joint_s = self._search_jointly(best, found)
             bound_s = min(bound_s, joint_s)
             if self._quick and (best is None or best.predicted.step_s > found.limit_s):
@@ -137,6 +142,21 @@ class OneStageSearch:
             best, proven_s = prove(self.candidates, self._task, best)
             bound_s = max(bound_s, proven_s)
         return best, bound_s
+
+    def _kept_by_clock(self, limit_s: float) -> tuple[Plan | None, SearchResult | None]:
+        """A plan that fits by the clock's count of bytes, which is mostly below that of the search; and the search
+        without a limit, if that is what found it."""
+        room = ANY_BYTES
+        for _ in range(RETRIES):
+            found = self._keep_all(room, limit_s)
+            if found.best is None:
+                break
+            plan = self._assemble(*found.best)
+            over = plan.predicted.peak_bytes - self.budget
+            if over <= 0:
+                return plan, found if room == ANY_BYTES else None
+            room = found.best[0].peak_bytes - over
+        return None, None
 
     @property
     def _task(self) -> StageTask:
@@ -205,9 +225,7 @@ class OneStageSearch:
     def _estimate(self) -> MemoryNeeded:
         """A budget in which a plan by the method of activation checkpointing should fit."""
         found = [estimate_kept(one) for one in self._leanest] if self.method in ANYWHERE else []
-        if self.recompute:
-            found += [estimate_by_method(one, self._task) for one in self._leanest]
-        return min(found)
+        return min([*found, *(estimate_by_method(one, self._task) for one in self._leanest)])
 
     def _tests(self, work: WorkBudget) -> tuple[list[FeasibilityTest], list[FeasibilityTest]]:
         """(quick, slow) parts of `search` as feasibility tests."""
@@ -216,8 +234,6 @@ class OneStageSearch:
         if self.method not in (*ANYWHERE, "flat"):
             return [min_memory], [partial(feasible_by_budgets, task, self.first, work)]
         kept = partial(feasible_kept, self.candidates if self._exact else self.first, program=self.program)
-        if not self.recompute:
-            return [kept], []
         slow = (feasible_jointly, feasible_by_budgets)
         return [min_memory, kept], [partial(one, task, self.jointly, work) for one in slow]
 

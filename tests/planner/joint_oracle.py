@@ -87,6 +87,19 @@ def best_step_s(
     return found_s
 
 
+def best_kept_s(program: Program, cluster: Cluster, number: int, budget: float, limit_s: float) -> float:
+    """`best_step_s` with everything kept, on a mesh of one axis in so many micro-batches."""
+    oracle = Whole(program.at_batch(program.batch // number), cluster.mesh((2,)), Setting().cut(program.batch, number))
+    shardings = sorted(_of(oracle, limit_s * (1 + 1e-9)), key=lambda one: one.step_s)
+    for sharding in shardings[:MOST_ASKED]:
+        plan = draft(program, cluster, sharding.chain, sharding.shardings)
+        if plan.predicted.static_bytes <= budget and predict(plan, program).peak_bytes <= budget:
+            return sharding.step_s
+    if len(shardings) > MOST_ASKED:
+        raise TooManyError
+    return inf
+
+
 def check_size(program: Program, cluster: Cluster, numbers: Sequence[int], most: int) -> None:
     """Raises TooManyError where a mesh has more choices than are enumerated, before anything is planned."""
     if any(oracle.size() > most for oracle in _oracles(program, cluster, numbers)):
@@ -101,12 +114,16 @@ def _oracles(program: Program, cluster: Cluster, numbers: Sequence[int]) -> Iter
 
 def _shardings(program: Program, cluster: Cluster, numbers: Sequence[int], limit_s: float) -> Iterator[Sharding]:
     for oracle in _oracles(program, cluster, numbers):
-        number = oracle.setting.microbatches
-        shardings = ShardingModel(oracle.program, oracle.mesh, Pins(), oracle.setting)
-        for points in oracle.chains(limit_s):
-            step_s = overlapped([point.point for point in points], number)
-            if step_s < limit_s:
-                yield Sharding(step_s, Chain(points, (), number), shardings)
+        yield from _of(oracle, limit_s)
+
+
+def _of(oracle: Whole, limit_s: float) -> Iterator[Sharding]:
+    number = oracle.setting.microbatches
+    shardings = ShardingModel(oracle.program, oracle.mesh, Pins(), oracle.setting)
+    for points in oracle.chains(limit_s):
+        step_s = overlapped([point.point for point in points], number)
+        if step_s < limit_s:
+            yield Sharding(step_s, Chain(points, (), number), shardings)
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def test_a_slow_link_is_left_alone(program: Program, linked: Callable[[Copies], 
 def test_several_devices_where_nothing_else_fits(program: Program, linked: Callable[[Copies], None]) -> None:
     cluster, pins = load_cluster("local:2"), ("dp=2", "zero=3", "recompute=keep")
     plan = make_plan(program, cluster, pins=pins)
-    limit = plan.predicted.peak_bytes - plan.predicted.static_bytes // 8
+    limit = plan.predicted.peak_bytes - plan.predicted.static_bytes // 3
     linked(QUICK)
     found = make_plan(program, cluster, pins=(*pins, *AUTO), memory_bytes=limit)
     assert {entry.offload for entry in found.parameters.values()} == {"optimizer"}

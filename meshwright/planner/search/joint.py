@@ -125,7 +125,7 @@ class _State:
             pruned = self._why_pruned(node)
             if pruned:
                 self.bounds.append(node.bound.seconds)
-                self.task.log.pruned(_node(node), pruned, node.bound.seconds)
+                self.task.log.pruned(self._name(node), pruned, node.bound.seconds)
                 continue
             if not node.weighed:  # the others stay where they are: a bound is only raised where it stands first
                 heappush(found, tightened(node, self.task.budget_bytes, self.incumbent_s))
@@ -141,7 +141,7 @@ class _State:
                 self.probed.append((mesh_search.probe(node.bound.price, most_s), node, mesh_search))
                 self._take(node, mesh_search.best)
             found_s = self.probed[-1][0] if incumbent_s < inf else self.incumbent_s
-            self.task.log.expanded(_node(node), "probed with one sharding", node.bound.seconds, found_s)
+            self.task.log.expanded(self._name(node), "probed with one sharding", node.bound.seconds, found_s)
         return found
 
     def search_pipelines(self, left: list[SearchNode]) -> None:
@@ -185,7 +185,9 @@ class _State:
             if promising and node.bound.seconds < self.near_s:
                 mesh_search.incumbent_s = self.cutoff_s(node.candidate.axes)
                 self._take(node, mesh_search.fastest(node.bound.price) or mesh_search.otherwise())
-                self.task.log.expanded(_node(node), "searched with mixtures of shardings", node.bound.seconds, step_s)
+                self.task.log.expanded(
+                    self._name(node), "searched with mixtures of shardings", node.bound.seconds, step_s
+                )
 
     def _expected_s(self, step_s: float, node: SearchNode) -> float:
         """Mixtures of shardings are taken to end half way between a node's first plan and its bound. Where nothing
@@ -203,10 +205,14 @@ class _State:
         if best is not None and not STOP.requested and len(best.stages) == 1 and best.recomputes and not best.order:
             self._better(refine(best, self.task.program, self.task.budget_bytes, method=self.task.method))
 
+    def _name(self, node: SearchNode) -> str:
+        kept = "everything kept" if self.task.method == "keep" else "recomputing"
+        return f"{mesh_node(node.candidate.name, node.microbatches)}, {kept}"
+
     def _take(self, node: SearchNode, plan: Plan | None) -> None:
         if plan is not None and plan.predicted.step_s < self.incumbent_s:
             self.best = plan
-            self.task.log.incumbent(_node(node), self.incumbent_s)
+            self.task.log.incumbent(self._name(node), self.incumbent_s)
 
     def _better(self, plan: Plan | None) -> None:
         """Takes a plan that no node of the heap led to."""
@@ -214,10 +220,6 @@ class _State:
             self.best = plan
             name, how = "x".join(map(str, plan.mesh.sizes)), ", recomputing" if plan.recomputes else ""
             self.task.log.incumbent(f"{mesh_node(name, plan.microbatches)}{how}", self.incumbent_s)
-
-
-def _node(node: SearchNode) -> str:
-    return f"{mesh_node(node.candidate.name, node.microbatches)}, recomputing"
 
 
 def axes_of(plan: Plan) -> int:

@@ -54,6 +54,7 @@ class MeshSearch:
     """The search of one node.
 
     offered: selects the rematerialisation points of a sharding that may be taken; all unless given, offload included.
+    method: of activation checkpointing.
     most_traced: limit of shardings that are traced, and of combinations whose equal segments are permuted.
     """
 
@@ -63,6 +64,7 @@ class MeshSearch:
     assemble: Assemble
     incumbent_s: float
     offered: Offered | None = None
+    method: str = "auto"
     traced: list[_TracedSharding] = field(default_factory=list)
     best: Plan | None = None
     fits: bool = False
@@ -147,12 +149,13 @@ class MeshSearch:
         """Where nothing fits: backward in more chunks, or nested orders that recompute segment inputs."""
         promising = [one for one in self.traced if one.chain.seconds < self.incumbent_s]
         least = min(promising, key=lambda one: sum(point.held_bytes for point in one.ways.points), default=None)
-        if self.fits or least is None:
+        if self.fits or least is None or self.method == "keep":
             return None
         plan = self.assemble(least.chain, self.shardings)
-        flat = self.offered is not None
-        found = refine(plan, self.program, self.budget_bytes, method="flat" if flat else "auto")
-        return found if found or flat else refine_nested(plan, self.program, least.ways, self.budget_bytes)
+        found = refine(plan, self.program, self.budget_bytes, method=self.method)
+        if found or self.method == "flat":
+            return found
+        return refine_nested(plan, self.program, least.ways, self.budget_bytes)
 
     def _chains(self, price: float) -> list[Chain]:
         """Distinct shardings to trace, those that hold least first."""

@@ -144,9 +144,9 @@ class ShardingModel:
         own: dict[str, Any] = {"image_cuts": [], "steps": [], "costs": {}, "chains": {}, "_tied": {}}
         return replace(self, skips=skips, **own, _solved={}, _points={}, _numbered={})
 
-    def recomputing(self) -> ShardingModel:
-        """A copy in which saved tensors may be recomputed."""
-        return self if self.recompute else replace(self, recompute=True, _solved={}, _points={})
+    def recomputing(self, recompute: bool = True) -> ShardingModel:
+        """A copy in which saved tensors may be recomputed, or may not."""
+        return self if self.recompute is recompute else replace(self, recompute=recompute, _solved={}, _points={})
 
     def forget(self) -> None:
         """Frees the tables of all prices, which are large."""
