@@ -162,6 +162,7 @@ _WORDS = {
     "schedule": tuple(ORDERS),
 }
 _RANGES = {"overlap": 1.0, "tp_overlap": 1.0, "tp_pipelined": 1.0, "skew": 10.0}
+_OF_AXES = {"vpp": "pp", "schedule": "pp", "sp": "tp", "tp_overlap": "tp", "tp_pipelined": "tp", "context": "cp"}
 _SPELLINGS = {"batch": "global_batch"}
 _TYPES = {one.name: str(one.type) for one in fields(Configuration)}
 
@@ -186,6 +187,9 @@ def configured(pins: Iterable[str], devices: int, global_batch: int | None = Non
         if given.setdefault(key, value) != value:
             raise PlanError(f"pins {key}={given[key]} and {text}", f"one value for {key}", "drop one of them")
         found = replace(found, **{key: _value(text, key, value)})
+    for name, axis in _OF_AXES.items():
+        if name in given and getattr(found, name) != getattr(Configuration(), name) and getattr(found, axis) == 1:
+            raise PlanError(f"pins {axis}=1 and {name}={given[name]}", f"{name} where {axis} is 2 or more", "drop one")
     rest = found.tp * found.pp * found.cp
     if "dp" not in given and rest > 0:
         found = replace(found, dp=max(1, devices // rest))

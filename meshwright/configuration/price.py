@@ -44,4 +44,6 @@ def priced(
     devices = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     texts = [f"{name}={value}" for name, value in pins.items()] if isinstance(pins, Mapping) else pin_texts(pins)
     given = configured(texts, devices.device_count, global_batch)
+    if given.skew and described.experts < 2:
+        raise PlanError(f"pin skew={given.skew:g} of a model without experts", "a mixture of experts", "drop the pin")
     return steps_of(described, given, devices)

@@ -215,7 +215,11 @@ def test_twenty_a_second_after_the_first() -> None:
     began = process_time()
     for tp in (1, 2, 4, 8):
         for micro_batch in (1, 2, 3, 4, 5):
-            mw.price("llama3-8b", "h100:4x8", (f"tp={tp}", "sp=on", "zero=1", f"micro_batch={micro_batch}"))
+            mw.price(
+                "llama3-8b",
+                "h100:4x8",
+                (f"tp={tp}", f"sp={'on' if tp > 1 else 'off'}", "zero=1", f"micro_batch={micro_batch}"),
+            )
     assert process_time() - began < 1.0
 
 
@@ -243,6 +247,9 @@ def test_pins_are_given_in_any_form() -> None:
         ("llama3-8b", ("precision=int3",), "precision=int3"),
         ("llama3-8b", ("skew=nan",), "skew=nan"),
         ("llama3-8b", ("overlap=2",), "overlap=2"),
+        ("llama3-8b", ("vpp=2",), "pins pp=1 and vpp=2"),
+        ("llama3-8b", ("sp=on",), "pins tp=1 and sp=on"),
+        ("llama3-8b", ("skew=0.5",), "skew=0.5 of a model without experts"),
     ],
 )
 def test_impossible_configurations_are_refused_by_name(model: str, pins: tuple[str, ...], words: str) -> None:
