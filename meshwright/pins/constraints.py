@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from meshwright.errors import PlanError, did_you_mean
+from meshwright.pins.parts import NUMBERS, pin_parts
+from meshwright.pins.spelling import check_spelling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,10 @@ class Constraints:
                 meant = did_you_mean(name, known, most=2)
                 raise PlanError(f"Constraints({name}={value!r})", f"one of {', '.join(known)}", meant)
         return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        """Refuses numbers that are none. The rest is checked where the pins are used."""
+        check_spelling(text for text in self.pins() if pin_parts(text)[0] in (*NUMBERS, "zero"))
 
     def pins(self) -> tuple[str, ...]:
         """The same as text, as `Plan.pins` has it; what it says is checked where pins are."""
