@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from meshwright import __version__
+from meshwright.cli.parser import Parser
 from meshwright.errors import MeshwrightError, PlanError
 
 COMMANDS = {
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser_for(called: str | None) -> argparse.ArgumentParser:
     """With all options of the called command, and the names of the others."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="meshwright",
         description="Finds the fastest training plan that fits, explains it, and runs it.",
         epilog=EXITS,
@@ -81,7 +82,7 @@ def _main(arguments: list[str]) -> int:
     parser = parser_for(called)
     parsed, more = parser.parse_known_args(arguments)
     if more and ("names" not in parsed or any(word.startswith("-") for word in more)):
-        parser.error(f"unrecognized arguments: {' '.join(more)}")
+        Parser(prog=f"meshwright {called}").error(f"unrecognized arguments: {' '.join(more)}")
     if more:  # argparse takes names only where they stand together
         parsed.names = [*parsed.names, *more]
     for name in ("plan", "against"):  # before torch is imported

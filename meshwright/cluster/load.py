@@ -29,7 +29,9 @@ def load_cluster(text: str | PathLike[str]) -> Cluster:
         try:
             return read_cluster(Path(text).read_text(encoding="utf-8"), text)
         except OSError as error:
-            raise ClusterError(f"cluster file {text!r}: {error.strerror}", "a readable TOML file") from error
+            raise ClusterError(
+                f"cluster file {text!r}: {error.strerror}", "a readable TOML file", "check the path"
+            ) from error
         except UnicodeDecodeError as error:
             raise ClusterError(f"cluster file {text!r} is not text in UTF-8", "a TOML file") from error
     name, colon, count_text = text.partition(":")

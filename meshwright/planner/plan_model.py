@@ -136,5 +136,5 @@ def _interactive() -> bool:
 
 def checked_batch(samples: int) -> int:
     if type(samples) is not int or samples < 1:
-        raise PlanError(f"global_batch {samples!r}", "a whole number of samples, at least 1", "give a larger batch")
+        raise PlanError(f"global_batch {samples!r}", "a whole number of samples, at least 1", "correct it")
     return samples

@@ -277,6 +277,28 @@ def test_bare_numbers_are_refused_with_what_was_probably_meant(given: str | int)
     assert parse_bytes(1 << 33) == 1 << 33
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plan", "gpt2", "--gap", "2%"], "meshwright: plan: --gap '2%'\n  expected: a number such as 0.02"),
+        (["plan", "gpt2", "--global-batch", "two"], "--global-batch 'two'\n  expected: a whole number"),
+        (["plan", "gpt2", "--memory", "-5GiB"], "--memory without a value\n  expected: one behind it"),
+        (["plan", "gpt2", "--clusters", "h100:8"], "unknown: --clusters h100:8"),
+        (["price", "gpt2"], "nothing given for --cluster"),
+        (["plans", "gpt2"], "plans"),
+        ([], "nothing given for COMMAND"),
+    ],
+)
+def test_mistakes_on_the_command_line_are_one_message(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert "--help`" in shown
+    assert len(shown.splitlines()) <= 3
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_helps(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli import COMMANDS, main, parser_for
+from meshwright.cli.parser import CommandLineError
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -39,7 +40,7 @@ def test_commands_shown_can_be_given(page: Path) -> None:
         words = shlex.split(line.split(" > ")[0].split(" && ")[0])[1:]
         try:
             parsed, more = parser_for(words[0]).parse_known_args(words)
-        except SystemExit as error:
+        except CommandLineError as error:
             raise AssertionError(f"{page.name}: {line}") from error
         assert not more or "names" in parsed, f"{page.name}: {line}: {more}"
 

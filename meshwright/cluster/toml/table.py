@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.cluster.toml.lines import Where
+from meshwright.errors import did_you_mean
 
 Convert = Callable[[object], float]
 
@@ -45,7 +46,9 @@ class Table:
         self.path, self.where = path, where
         for key in data if known is not None else ():
             if known is not None and key not in known:
-                raise where.error(self.field(key), "is not a field", f"one of {', '.join(known)}")
+                raise where.error(
+                    self.field(key), "is not a field", f"one of {', '.join(known)}", did_you_mean(key, known)
+                )
 
     def field(self, key: str) -> str:
         return f"{self.path}.{key}" if self.path else key
