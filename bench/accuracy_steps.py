@@ -26,7 +26,7 @@ describe these runs, not how near a run is that nobody has seen. `other half` fi
 rows than it scores; devices, network and habits stay fitted on all. No row has a figure of its own.
 
 - *Frameworks* (`bench/published_frameworks.py`), on all visible rows of their sets: how much longer kernels take than
-  the device's tables for Megatron-LM (0.95), torchtitan (1.09) and DeepSpeed (1.4, on GH200 alone);
+  the device's tables for Megatron-LM (0.95), torchtitan (1.09) and DeepSpeed (1.2, on GH200 alone);
   host seconds of an op for nanotron (80 us) and DeepSpeed (65 us); the share of these that hosts of nanotron's
   pipelines lose besides (0.45). Our own plans have none of them.
 - *Devices*: what products keep of their speed in long steps, for B200 (0.64, on the SimuMax rows) and H100 of 96 GB
@@ -35,7 +35,8 @@ rows than it scores; devices, network and habits stay fitted on all. No row has 
   H100 keeps 0.85, by the power that an H200 draws and an assumption on clocks, with its rows in view. L4's attention
   and its rate at a locked clock come from single ops that Mist measured, not from steps. What products reach on a
   Titan RTX (0.8) and an RTX 2080 Ti (0.93), and the all-reduces inside hosts of these and of RTX 3090
-  (`bench/fit_collectives.py --layers`), come from Sailor's times of single layers.
+  (`bench/fit_collectives.py --layers`), come from Sailor's times of single layers; so does what products in TF32
+  reach of its peak (0.51 of what others reach; DeepSpeed had a factor of 1.4 before).
 - *Network*: 0.55 of the nominal bandwidth between two hosts, falling with their number to the power 0.25. It lies
   between the best and the mean of the HF playbook's collectives and was chosen by the steps of the HF sweep. That
   sweep itself is priced with the means of the playbook's collectives and no step: 0.6 of the bandwidth for

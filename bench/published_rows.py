@@ -180,6 +180,8 @@ def _configuration(row: Row, model: Transformer, habits: Habits) -> Configuratio
     precision = _word(row, "precision", PRECISIONS) or "mixed"
     if precision == "fp8" and "rowwise" in note:
         precision = "fp8-rows"
+    if "tf32_only_on" in note:  # those that have units for it
+        precision = "tf32"
     given = Configuration(
         dp=dp,
         tp=number(row, "tp"),
@@ -269,22 +271,19 @@ def _cluster(row: Row, habits: Habits) -> Cluster:
     if hosts * each != count:
         raise Refused(f"{count} devices on hosts of {each}")
     locked = re.search(r"clocks_locked_(\d+)MHz", row.get("note") or "")
-    tf32 = _word(row, "precision", PRECISIONS) == "tf32"
     if mixed:
-        return _mixed(row.get("device_types") or "", count, each, "tf32_only_on_3090" in (row.get("note") or ""))
+        return _mixed(row.get("device_types") or "", count, each)
     network = row.get("inter_node_GBps_per_gpu") or ""
-    return _built(row["gpu"], hosts, each, network, locked[1] if locked else "", tf32, habits.network)
+    return _built(row["gpu"], hosts, each, network, locked[1] if locked else "", habits.network)
 
 
 @lru_cache(maxsize=256)
-def _built(gpu: str, hosts: int, each: int, network: str, locked: str, tf32: bool, reached: Reached) -> Cluster:
+def _built(gpu: str, hosts: int, each: int, network: str, locked: str, reached: Reached) -> Cluster:
     name = device_name(gpu)
     found = devices_of(name, hosts, each)
     device = found.devices[0]
     if locked:
         device = _at_clock(device, float(locked))
-    if tf32:
-        device = _in_tf32(device)
     root, members = found.root, [(member.of, member.count) for member in found.root.members]
     if network and hosts > 1:
         link = HOSTS[ALIASES[name]].network
@@ -297,13 +296,8 @@ def _built(gpu: str, hosts: int, each: int, network: str, locked: str, tf32: boo
     return replace(found, devices=(device,), root=root)
 
 
-def _in_tf32(device: Device) -> Device:
-    peaks = dict(device.peaks)
-    return replace(device, peaks=tuple((peaks | {"float32": peaks.get("tf32", peaks["float32"])}).items()))
-
-
 @lru_cache(maxsize=256)
-def _mixed(types: str, count: int, each: int, tf32: bool) -> Cluster:
+def _mixed(types: str, count: int, each: int) -> Cluster:
     """Hosts in the order of stages and, of each, of replicas: `RTX-3090x8+RTX-2080x8|Titan-RTXx8+RTX-2080x8`."""
     devices, members = {}, []
     for text in types.replace("|", "+").split("+"):
@@ -311,8 +305,7 @@ def _mixed(types: str, count: int, each: int, tf32: bool) -> Cluster:
         if not name or not number_.isdigit() or not int(number_):
             raise Refused(f"device_types {types!r}, not such as RTX-3090x8+RTX-2080x8|Titan-RTXx16")
         kind = HOSTS[ALIASES[device_name(name)]]
-        device = devices_of(device_name(name), 1, 1).devices[0]
-        devices[kind.device] = _in_tf32(device) if tf32 else device
+        devices[kind.device] = devices_of(device_name(name), 1, 1).devices[0]
         uplink = Link(NETWORK_STEP_S, UPLINKS.get(kind.device, kind.network.total_bandwidth))
         while int(number_) > 0:
             inside = min(each, int(number_))

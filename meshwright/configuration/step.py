@@ -14,7 +14,7 @@ from meshwright.capture.program import ITEM_BYTES
 from meshwright.cluster import Cluster, Device, collective_s
 from meshwright.configuration.block import Moved
 from meshwright.configuration.configuration import Configuration
-from meshwright.configuration.costs import BlockCost, block_cost, loaded
+from meshwright.configuration.costs import BlockCost, block_cost, in_tf32, loaded
 from meshwright.configuration.framework import Framework
 from meshwright.configuration.layers import Layers
 from meshwright.configuration.meshes import Meshes
@@ -63,16 +63,17 @@ class Step:
         """Costs of the blocks on a device, and how much longer they take where it does nothing but this."""
         if device not in self._blocks:
             model, layers = self.model, self.layers
-            blocks = {"embedding": block_cost(layers.embedding(), device)}
-            blocks["head"] = block_cost(layers.head(), device)
-            blocks["loss"] = block_cost(layers.loss(), device)
+            on = in_tf32(device) if self.given.precision == "tf32" else device
+            blocks = {"embedding": block_cost(layers.embedding(), on)}
+            blocks["head"] = block_cost(layers.head(), on)
+            blocks["loss"] = block_cost(layers.loss(), on)
             if model.routed_layers < model.layers:
-                blocks["dense"] = block_cost(layers.layer(), device)
+                blocks["dense"] = block_cost(layers.layer(), on)
             if model.routed_layers:
-                blocks["routed"] = block_cost(layers.layer(routed=True), device)
+                blocks["routed"] = block_cost(layers.layer(routed=True), on)
             counts = {"dense": model.layers - model.routed_layers, "routed": model.routed_layers}
             every = [cost for name, cost in blocks.items() for _ in range(counts.get(name, 1))]
-            self._blocks[device] = blocks, loaded(every, device, self.given.dtype)
+            self._blocks[device] = blocks, loaded(every, on, self.given.dtype)
         return self._blocks[device]
 
     def predict(self) -> Prediction:

@@ -97,6 +97,14 @@ def test_half_precision_of_a_v100_is_float16() -> None:
     assert half.step_s < single.step_s / 3
 
 
+def test_tf32_is_faster_where_there_are_units_for_it() -> None:
+    def step_s(cluster: str, precision: str) -> float:
+        return mw.price(SMALL, cluster, {"precision": precision, "micro_batch": 8}).step_s
+
+    assert step_s("a100:1", "mixed") < step_s("a100:1", "tf32") < 0.7 * step_s("a100:1", "fp32")
+    assert step_s("v100:1", "tf32") == step_s("v100:1", "fp32")
+
+
 def test_attention_that_is_not_fused_takes_longer_and_keeps_more() -> None:
     fused, plain = (
         mw.price("gpt-1.3b", "a100:8", ("micro_batch=4", f"attention={kind}")) for kind in ("flash", "unfused")
