@@ -7,8 +7,10 @@ import re
 from meshwright.cluster.device_table import GPUS
 from meshwright.cluster.hosts import ALIASES
 
-NO_PART = re.compile(r"nvidia|geforce|tesla|amd|instinct|sxm\d?|hbm\d?e?|server|edition")
+NO_PART = re.compile(r"nvidia|geforce|tesla|amd|instinct|sxm\d?|hbm\d?e?|server|edition|gi?b")
 """Words of a name that tell no two devices apart."""
+MEMORY = re.compile(r"(\d{2,3})(g|gb|gib)?")
+"""`80GB`, `80G` or `80`."""
 OTHER_NAMES = {"rtx-2080": "2080ti", "rtx-pro-6000-blackwell": "rtx-pro-6000"}
 """Sailor's RTX 2080 have 11 GB, which the RTX 2080 Ti has."""
 READINGS = (1e9, 2.0**30)
@@ -29,8 +31,8 @@ def device_name(gpu: str) -> str | None:
 def _parts(gpu: str) -> tuple[str, list[int]]:
     """What is left of a name, and the sizes of memory in it."""
     words = [word for word in re.split(r"[\s_-]+", gpu.lower()) if word and not NO_PART.fullmatch(word)]
-    sizes = [int(word[:-2]) for word in words if re.fullmatch(r"\d+gb", word)]
-    return "-".join(word for word in words if not re.fullmatch(r"\d+gb", word)), sizes
+    sizes = [int(found[1]) for found in map(MEMORY.fullmatch, words[1:]) if found]
+    return "-".join(word for word in words if word == words[0] or not MEMORY.fullmatch(word)), sizes
 
 
 def _has(device: str, size: int) -> bool:

@@ -26,18 +26,24 @@ FIGURES = ("step_time_s", "peak_mem_GB", "mfu", "inter_node_GBps_per_gpu")
 """What a row may leave out, but not have wrong."""
 SIZES = ("num_gpus", "gpus_per_node", "tp", "pp", "dp", "cp", "ep", "vpp")
 PRECISIONS = {
-    **dict.fromkeys(("bf16", "bfloat16", "mixed", "bf16_mixed"), "mixed"),
-    **dict.fromkeys(("fp16", "float16", "half", "fp16_mixed"), "fp16"),
-    **dict.fromkeys(("fp8", "float8", "fp8_e4m3", "fp8_hybrid", "fp8_tensorwise"), "fp8"),
+    **dict.fromkeys(("bf16", "bfloat16", "mixed", "bf16_mixed", "amp_bf16"), "mixed"),
+    **dict.fromkeys(("fp16", "float16", "half", "fp16_mixed", "amp_fp16"), "fp16"),
+    **dict.fromkeys(("fp8", "float8", "fp8_e4m3", "fp8_hybrid", "fp8_tensorwise", "amp_fp8", "fp8_cs"), "fp8"),
     **dict.fromkeys(("fp8_rowwise", "float8_rowwise"), "fp8-rows"),
     **dict.fromkeys(("fp32", "float32"), "fp32"),
     "tf32": "tf32",
 }
 FLAGS = {**dict.fromkeys(("true", "1", "yes"), "true"), **dict.fromkeys(("false", "0", "no"), "false")}
 STATUSES = {name: name for name in ("ok", "oom", "crash")}
-FAMILIES = {name: name for name in ("gpt", "llama", "moe", "mpt")}
+FAMILIES = {
+    **dict.fromkeys(("gpt", "gpt2", "gpt3", "gpt_2", "gpt_3", "gpt_neo", "gpt_neox", "gpt_j", "opt", "bloom"), "gpt"),
+    **dict.fromkeys(("llama", "llama2", "llama3", "mistral", "qwen", "qwen2", "qwen3", "gemma", "yi"), "llama"),
+    **dict.fromkeys(("moe", "mixtral", "deepseek", "deepseek_v2", "deepseek_v3", "qwen_moe", "grok"), "moe"),
+    **dict.fromkeys(("mpt", "falcon"), "mpt"),
+}
+"""What blocks are like: norms, positions, biases."""
 ATTENTION = {
-    **dict.fromkeys(("flash", "flash_attention", "fused", "sdpa"), "flash"),
+    **dict.fromkeys(("flash", "flash_attention", "flash_attn", "flash2", "fused", "sdpa", "triton"), "flash"),
     **dict.fromkeys(("unfused", "eager", "math"), "unfused"),
 }
 SCHEDULES = {
@@ -46,7 +52,11 @@ SCHEDULES = {
     "afab": "gpipe",
 }
 """What is interleaved is told by `vpp`."""
-RECOMPUTE = {**{name: name for name in ("none", "full", "selective", "partial")}, "no": "none", "false": "none"}
+RECOMPUTE = {
+    **{name: name for name in ("none", "full", "selective", "partial")},
+    **dict.fromkeys(("no", "false"), "none"),
+    **dict.fromkeys(("true", "yes", "uniform", "block"), "full"),
+}
 CONTEXT = {
     **dict.fromkeys(("ring", "p2p"), "ring"),
     **dict.fromkeys(("all_gather", "allgather"), "all_gather"),

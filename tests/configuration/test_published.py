@@ -76,7 +76,7 @@ def test_spellings_of_one_value_are_one(tmp_path: Path) -> None:
     same = [
         {"precision": "BF16"}, {"precision": "bfloat16"}, {"precision": "bf16-mixed"}, {"gpu": "NVIDIA H100 SXM5 80GB"},
         {"gpu": "h100"}, {"attention": "SDPA"}, {"schedule": "interleaved-1F1B"}, {"recompute": "No"},
-        {"family": "LLaMA"}, {"cp_comm": "p2p"},
+        {"family": "LLaMA"}, {"family": "Qwen3"}, {"precision": "amp_bf16"}, {"cp_comm": "p2p"},
     ]  # fmt: skip
     found = _score(tmp_path, [ROW, *(ROW | {"row_id": str(i)} | change for i, change in enumerate(same, 1))])["mine"]
     assert isinstance(found, dict)
@@ -193,6 +193,8 @@ def test_tables_that_can_not_be_read_are_listed_and_others_scored(tmp_path: Path
         ("h100_sxm", "h100"),
         ("A100-PCIE-80GB", "a100-pcie"),
         ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("A100-40", "a100-40gb"),
+        ("H100 80 GB", "h100"),
         ("B200-180GB", "b200"),
         ("RTX PRO 6000 Server Edition", "rtx-pro-6000"),
         ("GH200-144GB", None),
