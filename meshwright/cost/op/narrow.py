@@ -14,12 +14,13 @@ CAST_BYTES = 4
 
 
 def narrow_linear_s(device: Device, m: int, n: int, k: int, by_row: bool, cast: bool) -> Seconds:
-    """[m, k] by [k, n] in float8, as measured with the rows' scales found and applied in a kernel of their own. With
-    one scale for a whole tensor that kernel is another: a cast of the input forward and of the result's gradient
-    backward, or none where compiled code casts what it makes."""
+    """[m, k] by [k, n] in float8, as measured with the rows' scales of the left operand found and applied in a kernel
+    of their own; training has those of the right one to find too. With one scale for a whole tensor that kernel is
+    another: a cast of the input forward and of the result's gradient backward, or none where compiled code casts what
+    it makes."""
     on, rate = profile_of(device), device.memory_bandwidth * device.achievable_fraction("memory")
     forward_s, inputs_s, weights_s = (
-        max(found_s / 2, found_s - (0.0 if by_row else ROW_SCALES_S * rows * inner))
+        max(found_s / 2, found_s + ROW_SCALES_S * inner * (columns if by_row else -rows))
         for rows, columns, inner in ((m, n, k), (m, k, n), (n, k, m))
         for found_s in (on.matmul_s("nt", "float8", 1, rows, columns, inner),)
     )
