@@ -173,9 +173,9 @@ left out (what B200 loses in long steps, in float8), and what float8 products in
 """
 
 OUTSIDE_WORDS = """
-- *torchtitan_torchao*: Llama 3 8B on 8 H100 in bfloat16 and in float8 with one scale for a tensor and one for a row; cards
-  of 500 W are assumed, as in torchtitan's tables. The last one was 6 % too fast before the scales of all operands were
-  priced, which was done with it in view.
+- *torchtitan_torchao*: Llama 3 8B on 8 H100 in bfloat16 and in float8 with one scale for a tensor and one for a row;
+  cards of 500 W are assumed, as in torchtitan's tables. The last one was 6 % too fast before the scales of all operands
+  were priced, which was done with it in view.
 - *megascale*: Megatron-LM on 256 to 12,288 A100, the baseline of MegaScale's Table 2; within 1.8 % up to 3,072 GPUs.
   Attention (fused, recomputed) and ZeRO-1 are assumed. 6,144 to 12,288 are 13, 12 and 27 % too slow: reductions over
   96 to 192 hosts are priced at a fraction of the bandwidth that falls with the hosts. Falling by the power 0.1, all
