@@ -138,7 +138,7 @@ def test_numbers_of_stages_that_memory_leaves_are_the_same_from_both_ends() -> N
             if rows is None:
                 continue
             bound = Bound(problem, rows, "zero-bubble", count)
-            for limit_s in (bound.least_s() * slack for slack in (1.0, 1.3, 2.0, 3.0)):
+            for limit_s in (bound.least_s * slack for slack in (1.0, 1.3, 2.0, 3.0)):
                 tables, possible = bound.tables(limit_s, problem.stage_limit)
                 each = [number for number in possible if number in bound.tables(limit_s, number, number)[1]]
                 assert list(kept_numbers(bound, limit_s, tables, possible)) == each

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heapify, heapreplace
-from math import inf
 
 import numpy as np
 
@@ -140,9 +139,9 @@ class RelaxedPipelines:
             memory = PricedMemory(prices, flights, priced, sums[:, STEP] - sums[:, UPDATE], sums[:, UPDATE])
         rows = self._options(sums, ranges)
         shapes = interleavings(problem) if "interleaved" in problem.schedules else ()
-        interleaved_s = _least_interleaved_s([Interleaved(problem, rows, micro, *shape) for shape in shapes], memory)
+        interleaved = tuple(Interleaved(problem, rows, micro, *shape) for shape in shapes)
         names = [name for name in (*problem.schedules, *problem.later) if name != "interleaved"]
-        return _Bounds(interleaved_s, tuple(Bound(problem, rows, one, micro, memory=memory) for one in names))
+        return _Bounds(tuple(Bound(problem, rows, one, micro, memory=memory) for one in names), interleaved, memory)
 
     @property
     def _of_last_size(self) -> int:
@@ -194,30 +193,32 @@ class RelaxedPipelines:
         return self._known[key]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class _Bounds:
-    """interleaved_s: the least bound on interleaved pipelines.
-    others: those of other schedules.
-    """
+    """interleaved: pipelines of one shape each. others: those of other schedules."""
 
-    interleaved_s: float
     others: tuple[Bound, ...]
+    interleaved: tuple[Interleaved, ...]
+    memory: PricedMemory | None
 
     def any_within(self, limit_s: float) -> bool:
-        return self.interleaved_s < limit_s or any(
-            one.least_s() * (1 - CLOSE) < limit_s and one.possible(limit_s) for one in self.others
-        )
+        others = any(one.least_s * (1 - CLOSE) < limit_s and one.possible(limit_s) for one in self.others)
+        return others or self._any_interleaved_within(limit_s)
 
+    def _any_interleaved_within(self, limit_s: float) -> bool:
+        """The bound of a shape is raised only where it is the least so far."""
+        while self._heap and self._heap[0][0] < limit_s:
+            found_s, number, raised = self._heap[0]
+            if raised:
+                return True
+            one = self.interleaved[number]
+            priced_s = one.least_in_memory_s(self.memory) if self.memory else 0.0
+            heapreplace(self._heap, (max(found_s, priced_s, one.fullest_s(self.memory)), number, True))
+        return False
 
-def _least_interleaved_s(shapes: Sequence[Interleaved], memory: PricedMemory | None) -> float:
-    """The least bound of all shapes; each is raised only where it is the least so far."""
-    heap = [(one.least_s(), number, False) for number, one in enumerate(shapes) if len(one.own)]
-    heapify(heap)
-    while heap:
-        found_s, number, raised = heap[0]
-        if raised or found_s == inf:
-            return found_s
-        one = shapes[number]
-        priced_s = one.least_in_memory_s(memory) if memory else 0.0
-        heapreplace(heap, (max(found_s, priced_s, one.fullest_s(memory)), number, True))
-    return inf
+    @cached_property
+    def _heap(self) -> list[tuple[float, int, bool]]:
+        """(bound, place of the shape, whether it was raised)."""
+        found = [(one.least_s(), number, False) for number, one in enumerate(self.interleaved) if len(one.own)]
+        heapify(found)
+        return found

@@ -266,6 +266,7 @@ class Bound:
         for left in kept_numbers(self, limit_s, tables, possible):
             yield left, left, self.tables(limit_s, left, left)[0]
 
+    @cached_property
     def least_s(self) -> float:
         """All micro-batches' device-seconds, on all devices: no pipeline is faster."""
         made, cuts = self.made, len(self.problem.all_cuts)

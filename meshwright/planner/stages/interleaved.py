@@ -24,7 +24,7 @@ from math import inf
 import numpy as np
 
 from meshwright.planner.effort import ROUGH
-from meshwright.planner.stages.dealt import fullest_s
+from meshwright.planner.stages.dealt import Dealt
 from meshwright.planner.stages.options import Floats, Ints, StageOptions
 from meshwright.planner.stages.priced_memory import PricedMemory
 from meshwright.planner.stages.problem import PlacedRun, StageProblem
@@ -96,15 +96,21 @@ class Interleaved:
         made, one = self.made, self.own[self.made.end[self.own] == self.made.begin[self.own] + 1]
         one = one[np.argsort(made.begin[one])]
         free_s = memory.free_s[one] if memory else self.microbatches * self.seconds[one]
-        work = [(np.tile(free_s, (self.stages, 1)), 0.0)]
+        work = [(Dealt(np.tile(free_s, (self.stages, 1))), 0.0)]
         if memory is not None:
             every = range(self.stages)
             held = [min(in_flight_by_run(stage, self.stages, self.microbatches, self.runs)) for stage in every]
             priced = np.stack([memory.at(flight)[one] for flight in held])
             spare_s = memory.prices * float(made.limit_bytes[one[0]])
-            work += [(priced[:, :, at], more_s) for at, more_s in enumerate(spare_s)]
-        idle = self._idle_s(self.seconds[one])
-        return min(max(fullest_s(costs, more_s - idle_s) for costs, more_s in work) for idle_s in idle)
+            work += [(Dealt(priced[:, :, at]), more_s) for at, more_s in enumerate(spare_s)]
+        least_s = inf
+        for idle_s in self._idle_s(self.seconds[one]):
+            found_s = 0.0
+            for dealt, more_s in work:
+                if found_s < least_s:
+                    found_s = dealt.fullest_s(more_s - idle_s, found_s)
+            least_s = min(least_s, found_s)
+        return least_s
 
     def _idle_s(self, seconds: Floats) -> Iterator[Floats]:
         """What each stage waits at least, for every length of the first run; longer ones make all wait longer.

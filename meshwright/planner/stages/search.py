@@ -48,7 +48,7 @@ class _Node:
     @classmethod
     def of(cls, problem: StageProblem, rows: StageOptions, schedule: str, count: int, split: bool = False) -> _Node:
         bound = Bound(problem, rows, schedule, count, split=split)
-        return cls(bound, bound.least_s() * (1 - CLOSE))
+        return cls(bound, bound.least_s * (1 - CLOSE))
 
     def bisect(self, cutoff_s: float) -> None:
         """Brackets the least T between `low_s`, which is impossible, and `high_s`, which is possible.
