@@ -93,7 +93,11 @@ class OneStageSearch:
     @cached_property
     def _exact(self) -> bool:
         """Whether a refusal names the minimum budget to the byte: of a small program that was searched."""
-        return len(self.program.segments) <= FEW and not self.state_exceeds_memory()
+        return self._small and not self.state_exceeds_memory()
+
+    @property
+    def _small(self) -> bool:
+        return len(self.program.segments) <= FEW
 
     @cached_property
     def _state_bytes(self) -> int:
@@ -203,15 +207,16 @@ class OneStageSearch:
     def refusal(self, pipeline_tests: Sequence[FeasibilityTest]) -> PlanError:
         """Why no plan fits, and the memory that would do.
 
-        Small programs that were searched are asked by all feasibility tests, others by the quick ones alone: the slow
-        ones find hardly smaller budgets.
+        Small programs are asked by all feasibility tests, others by the quick ones alone: the slow ones find hardly
+        smaller budgets of these.
         """
         if self.refused is not None:
             return self.refused
         budget = self.budget
         work = WorkBudget(len(self.program.segments))
         quick, slow = self._tests(work)
-        tests = (*quick, *(charged(one, work) for one in pipeline_tests), *slow) if self._exact else quick
+        tests = (*quick, *(charged(one, work) for one in pipeline_tests), *slow) if self._small else quick
+        self.log.stopped("the smallest limit in which a plan fits", "no plan fits")
         refused = max(budget, self.too_few_bytes)
         needed = minimum_budget(tests, refused, self._estimate(), self._exact, work)
         if self.method not in ANYWHERE:
@@ -233,7 +238,7 @@ class OneStageSearch:
         min_memory = partial(feasible_min_memory, task, self._leanest, work)
         if self.method not in (*ANYWHERE, "flat"):
             return [min_memory], [partial(feasible_by_budgets, task, self.first, work)]
-        kept = partial(feasible_kept, self.candidates if self._exact else self.first, program=self.program)
+        kept = partial(feasible_kept, self.candidates if self._exact else self.first, exactly=self._exact)
         slow = (feasible_jointly, feasible_by_budgets)
         return [min_memory, kept], [partial(one, task, self.jointly, work) for one in slow]
 

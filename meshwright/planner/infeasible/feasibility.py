@@ -29,11 +29,10 @@ from meshwright.planner.sharding.model import ShardingModel
 from meshwright.price.parameter import Setting
 
 
-def feasible_kept(candidates: list[Candidate], budget_bytes: int, *, program: Program) -> MemoryNeeded | None:
-    """Everything kept (`keep_all.search`). Exact for small programs alone, since of others it would take a minute."""
-    small = len(program.segments) <= FEW
+def feasible_kept(candidates: list[Candidate], budget_bytes: int, *, exactly: bool) -> MemoryNeeded | None:
+    """Everything kept (`keep_all.search`). exactly: of a small program, since of others it would take a minute."""
     try:
-        found = search(candidates, budget_bytes, first=True, exactly=small, hard=small).best
+        found = search(candidates, budget_bytes, first=True, exactly=exactly, hard=exactly).best
     except PlanError:
         return None
     return MemoryNeeded(found[0].peak_bytes, "everything kept", found[0].microbatches) if found else None
