@@ -1,6 +1,7 @@
 """What each constant that steers the planner's search is worth: it is quartered, quadrupled, or cut to its first.
 
     python bench/ablation.py [--constant planner.effort.NEAR ...] [--request "8b, 40 GiB" ...] [--processes 16]
+    python bench/ablation.py --processes 16 --page docs/constants.md
     python bench/ablation.py --list
 
 Constants are read off the source (`constants`), so that each has its line here; `OTHERS` names numbers that steer
@@ -159,6 +160,7 @@ def main() -> int:
     parser.add_argument("--constant", action="append", help="only these")
     parser.add_argument("--request", action="append", help="of bench/plan_quality.py (default: four)")
     parser.add_argument("--processes", type=int, default=1, help="how many plans are made at once")
+    parser.add_argument("--page", type=Path, help="write the table as a page of the documentation too")
     parser.add_argument("--list", action="store_true", help="print the constants and end")
     args = parser.parse_args()
     every = constants()
@@ -175,6 +177,8 @@ def main() -> int:
     rows = [_row(plans, asked, change, every) for change in changes]
     OUT.mkdir(exist_ok=True)
     (OUT / "ablation.json").write_text(json.dumps(rows, indent=1))
+    if args.page:
+        args.page.write_text(page({request: plans[request, 0] for request in asked}, rows))
     for row in rows:
         found = f"no plan for {row.get('lost')}"
         if row["slower"] is not None:
@@ -186,6 +190,45 @@ def main() -> int:
 Change = tuple[str, Any] | None
 Made = tuple[float, float, float] | None
 """(predicted step, gap, CPU seconds of planning), none where there was no plan."""
+
+INTRODUCTION = """# Constants of the search
+
+{count} numbers steer the planner's search; a test finds them in the source and knows no more. None of them is part of a
+price. Each was changed alone: quartered and quadrupled, or cut to its first entry. The step and the proven gap are the
+worst over {requests} requests where memory binds, the CPU seconds are of all together: those of the same plan differ by
+about 4 % from run to run on a shared machine. `python bench/ablation.py --processes 16 --page docs/constants.md`
+makes this page.
+
+As they are:
+
+| request of `bench/plan_quality.py` | step (s) | proven gap |
+|---|---|---|
+{baseline}
+
+Changed, in per cent (the gap in points):
+
+| constant | as it is | changed to | step | gap | CPU |
+|---|---|---|---|---|---|
+{table}
+"""
+
+
+def page(baseline: dict[str, Made], rows: list[Row]) -> str:
+    """The table as a page of the documentation."""
+    lines = []
+    for row in rows:
+        name, before = row["constant"].rpartition(".")[2], row["from"] or "`default`"
+        what = f"| `{name}` (`{row['constant'].rpartition('.')[0]}`) | {before} | {row['to']} |"
+        if row["slower"] is None:
+            lines.append(f"{what} no plan | | |")
+        else:
+            lines.append(f"{what} {row['slower'] * 100:+.2f} | {row['gap'] * 100:+.2f} | {row['cpu'] * 100:+.0f} |")
+    return INTRODUCTION.format(
+        count=len({row["constant"] for row in rows}),
+        requests=len(baseline),
+        baseline="\n".join(f"| {name} | {made[0]:.5g} | {made[1]:.2%} |" for name, made in baseline.items() if made),
+        table="\n".join(lines),
+    )
 
 
 def _row(plans: dict[tuple[str, int], Made], asked: list[str], change: tuple[str, Any], every: dict[str, Any]) -> Row:

@@ -30,6 +30,16 @@ def test_no_constant_is_added_and_each_is_ablated() -> None:
             assert other != value or value == 1, f"{name} is not changed by its ablation"
 
 
+def test_the_page_has_a_line_for_each_change() -> None:
+    bench = ablation()
+    page = (Path(__file__).parents[2] / "docs" / "constants.md").read_text()
+    for name, value in bench.constants().items():
+        module, _, word = name.rpartition(".")
+        for other in bench.changed(value):
+            before = bench._said(value) or "`default`"
+            assert f"| `{word}` (`{module}`) | {before} | {bench._said(other, value)} |" in page
+
+
 def test_no_number_inside_a_function_is_added() -> None:
     """A constant that is moved into a function steers as it did."""
     found = ablation().literals()
