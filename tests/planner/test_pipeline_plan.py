@@ -18,6 +18,7 @@ from meshwright.models.reference import parse_reference
 from meshwright.pins.stages import PipelinePins, pipeline_pins
 from meshwright.plan import Plan
 from meshwright.plan.units import show_bytes
+from meshwright.planner.effort import SIMPLER_WITHIN
 from meshwright.planner.pipeline import search as pipeline
 from meshwright.planner.pipeline.search import PipelineSearch
 from meshwright.planner.plan import make_plan
@@ -304,8 +305,11 @@ def test_explaining_a_pipeline_says_whether_memory_binds_and_how_long_collective
     )
 
 
-def test_first_look_goes_on_to_more_micro_batches_until_a_pipeline_fits(gpt: Program) -> None:
-    """What it finds prunes the search for plans of one stage; nothing is tried twice."""
+def test_first_look_goes_on_to_more_micro_batches_until_a_pipeline_fits(
+    gpt: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it finds prunes the search for plans of one stage; nothing is tried twice with the same memory."""
+    monkeypatch.setattr(PipelineSearch, "too_tight", lambda self: [])
     cluster, log = load_cluster("local:4"), SearchRecorder()
     tight = PipelineSearch(gpt, cluster, 2_000_000, Setting(), log=log, recompute=False)
     first = tight.begin()
@@ -316,3 +320,17 @@ def test_first_look_goes_on_to_more_micro_batches_until_a_pipeline_fits(gpt: Pro
     assert best.predicted.step_s <= first.predicted.step_s
     nodes = [entry.node for entry in log.log() if entry.node.startswith("pipelines, ")]
     assert len(nodes) == len(set(nodes))
+
+
+def test_micro_batch_counts_that_a_rough_count_rules_out_are_tried_again() -> None:
+    """With eight micro-batches something fits by the rough count, with four only by that of traced pairs."""
+    model = "gpt?layers=2&hidden=1024&heads=8&seq=1024"
+    program = capture(*parse_reference(model).meta(16), precision="mixed")
+    free, pinned = (
+        make_plan(
+            program, load_cluster("h100:4"), memory_bytes=int(1.2 * 2**30), precision="mixed", pins=("pp=2", *more)
+        )
+        for more in ((), ("zero=1",))
+    )
+    assert (free.microbatches, pinned.microbatches) == (4, 4)
+    assert free.predicted.step_s <= pinned.predicted.step_s * (1 + SIMPLER_WITHIN)

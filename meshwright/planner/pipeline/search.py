@@ -87,6 +87,7 @@ class PipelineSearch:
     promising: pipelines that may be faster than the incumbent under a searched schedule.
     rough: step by the stage programme over that of the plan, of the node expanded last.
     tried: step of each micro-batch count; None where it is to be tried again with more memory.
+    unfit: micro-batch counts of which nothing fits by the rough count of bytes.
     kept: submeshes that other micro-batch counts are tried on; all where it is empty.
     """
 
@@ -108,6 +109,7 @@ class PipelineSearch:
     rough: float = 1.0
     meshes: list[StageMesh] = field(default_factory=list)
     tried: dict[int, float | None] = field(default_factory=dict)
+    unfit: list[int] = field(default_factory=list)
     kept: set[int] = field(default_factory=set)
     models: dict[tuple[int, int], ShardingModel] = field(default_factory=dict)
     firsts: dict[tuple[int, int], list[First]] = field(default_factory=dict)
@@ -150,8 +152,11 @@ class PipelineSearch:
         self.search_microbatches()
         if self.best is None and incumbent_s == inf:
             self.relax_memory()
-        elif not self.first and not STOP.requested and self.tight():
-            self.relax_memory(again=True)
+            self.search_microbatches()
+        elif not self.first and not STOP.requested and (again := self.too_tight()):
+            self.relax_memory()
+            for count in again:
+                self.try_count(count)
         if self.best is None or self.first or STOP.requested:
             return self.best
         self.reorder()
@@ -163,27 +168,23 @@ class PipelineSearch:
         """The seconds that a pipeline has to beat; an incumbent found elsewhere has the gap taken off."""
         return self.incumbent_s if self.best is None else (1 - self.gap) * self.incumbent_s
 
-    def relax_memory(self, again: bool = False) -> None:
-        """Searches again with more memory for the stage programme, whose rough count is above that of traced pairs.
+    def relax_memory(self) -> None:
+        """More memory for the stage programme, whose rough count is above that of traced pairs.
 
         Whether a pipeline fits is then decided on traced pairs.
-        again: only the micro-batch count of the incumbent.
         """
         self.meshes = [replace(mesh, memory_bytes=int(ROUGH * mesh.memory_bytes)) for mesh in self.meshes]
         self.kept, self.tried = set(), dict.fromkeys(self.tried)
-        if again and self.best is not None:
-            self.try_count(self.best.microbatches)
-        else:
-            self.search_microbatches()
 
-    def tight(self) -> bool:
-        """Whether memory binds, so that the rough count may hide a better pipeline, and simulation is short."""
+    def too_tight(self) -> list[int]:
+        """Micro-batch counts where the rough count of bytes may hide a better pipeline, if simulation is short."""
         best = self.best
-        if best is None or not self.recompute or self.cluster.device_count > MOST_UNITS:
-            return False
+        if best is None or self.cluster.device_count > MOST_UNITS:
+            return []
         pairs = zip(best.predicted.stages, self._budgets(best), strict=True)
         full = best.recomputes or any(ROUGH * stage.peak_bytes > limit for stage, limit in pairs)
-        return full and not has_many_tasks(len(best.stages), best.microbatches)
+        counts = [best.microbatches] * full + self.unfit
+        return [count for count in counts if not has_many_tasks(len(best.stages), count)]
 
     def counts(self) -> list[int]:
         """Micro-batch counts of the search, ascending."""
@@ -256,6 +257,7 @@ class PipelineSearch:
             return inf
         table = self._table(count)
         if table is None:
+            self.unfit.append(count)
             self.log.pruned(node, "no chain of layers fits on any submesh")
             return inf
         floor_s = count * float(table.least_work[-1]) / self.cluster.device_count
@@ -271,6 +273,7 @@ class PipelineSearch:
         if solution is None:
             bound_s = max(floor_s, min(limit_s, self.incumbent_s))
             what = f"none is faster than {show_seconds(limit_s)}" if limit_s < inf else "nothing fits"
+            self.unfit += [count] if limit_s == inf else []
             self.log.pruned(node, f"of the shardings offered {what}", bound_s)
             return inf
         fitted_s = self._fit_step_s(solution.runs, solution.schedule, solution.microbatches)
