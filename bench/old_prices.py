@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+import tempfile
+from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from meshwright.capture import capture
+from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, load_cluster
 from meshwright.errors import MeshwrightError
+from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan, Stage
-from meshwright.plan.origin import program_of
 from meshwright.predict import predict
 from meshwright.price.check import check_plan
 from meshwright.schedule.upgrade import upgrade
@@ -48,14 +54,14 @@ class Row:
 
 
 def priced(path: Path) -> Row:
+    plain = json.loads(path.read_text())
+    said = f"{plain['model']}, batch {plain['batch']}, {plain['cluster']}"
     try:
-        plan = upgrade(path)
-        said = f"{plan.model}, batch {plan.batch}, {plan.cluster}"
-    except MeshwrightError as error:
-        return Row(path.stem, why=str(error).splitlines()[0])
-    try:
-        program = program_of(plan, str(path))
-        plan = replace(plan, fingerprint=program.fingerprint())  # of the same model, captured in today's words
+        program = capture(*parse_reference(plain["model"]).meta(plain["batch"]), precision=plain["precision"])
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump(in_todays_words(plain, program), file)
+            file.flush()
+            plan = upgrade(file.name)
         plan = replace(plan, stages=tuple(today(stage, load_cluster(plan.cluster)) for stage in plan.stages))
         check_plan(plan, program)
         found = predict(plan, program)
@@ -66,6 +72,34 @@ def priced(path: Path) -> Row:
         path.stem, said, old.step_s, found.step_s, old.peak_bytes / GIB, found.peak_bytes / GIB, limit / GIB,
         found.peak_bytes <= limit,
     )  # fmt: skip
+
+
+def in_todays_words(plain: dict[str, Any], program: Program) -> dict[str, Any]:
+    """A plan file of the same model as it is captured today: a view that is left out by now has no strategy."""
+    ops = {
+        kind: [op.name for op in program.graph(segment).ops]
+        for kind, segment in zip(plain["segments"], program.segments, strict=True)
+    }
+    choices = [one | {"strategies": renamed(one["strategies"], ops[kind])} for kind, one in enumerate(plain["choices"])]
+    return plain | {"fingerprint": program.fingerprint(), "choices": choices}
+
+
+def renamed(strategies: dict[str, str], ops: list[str]) -> dict[str, str]:
+    """Strategies under today's names of the ops: those of a kind are in the order in which they were."""
+    spare = defaultdict(list)
+    for name, strategy in strategies.items():
+        if name not in ops:
+            spare[kind_of(name)].append(strategy)
+    found = {}
+    for name in ops:
+        if name in strategies or spare[kind_of(name)]:
+            found[name] = strategies[name] if name in strategies else spare[kind_of(name)].pop(0)
+    return found
+
+
+def kind_of(name: str) -> str:
+    """The name of an op without the number that tells it from others of its kind."""
+    return re.sub(r"_\d+$", "", name)
 
 
 def today(stage: Stage, cluster: Cluster) -> Stage:
