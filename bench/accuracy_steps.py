@@ -26,8 +26,9 @@ describe these runs, not how near a run is that nobody has seen. `other half` fi
 rows than it scores; devices, network and habits stay fitted on all. No row has a figure of its own.
 
 - *Frameworks* (`bench/published_frameworks.py`), on all visible rows of their sets: how much longer kernels take than
-  the device's tables for Megatron-LM (0.95), torchtitan (1.09) and DeepSpeed (1.2, on GH200 alone);
-  host seconds of an op for nanotron (80 us) and DeepSpeed (65 us); the share of these that hosts of nanotron's
+  the device's tables for Megatron-LM (0.95), torchtitan (1.09) and DeepSpeed (1.16, on GH200 alone);
+  host seconds of an op for nanotron (80 us) and DeepSpeed (65 us), of each byte that a stage of DeepSpeed takes over
+  (7e-11), on the rows of GH200 alone; the share of an op's that hosts of nanotron's
   pipelines lose besides (0.45). Our own plans have none of them.
 - *Devices*: what products keep of their speed in long steps, for B200 (0.64, on the SimuMax rows) and H100 of 96 GB
   (0.7, on torchtitan's). Both also take up whatever else those two sets have in common: NVIDIA's steps in float8 on
@@ -143,13 +144,13 @@ MISSES = """
   Mist's plan was 2 % faster than ours. Priced op by op, under pins, it is 9.1 s and ours 3 % faster. Plan 1 is
   0.2 % slower than ours and holds 47.7 GiB as we run it, on a card of 40; plan 24 is 0.1 % faster and holds 24 GiB, on
   a card of 24 of which 21 are usable; Mist keeps gradients in half precision.
-- Sailor on GH200: rows of one stage with 2 and 4 samples at a time are 16 to 18 % too fast. By its times of single
-  layers a forward waits for its host there while a backward does not; we hold their sums against each other. Rows of
-  four stages are 6 to 10 % too fast: by those times each exchange between stages takes 5 to 7 ms, where 2 are priced;
-  why we do not know. What it measured of the network (92 %) is sends. Taken for all-reduces too, reductions of
-  gradients were priced at half or less of the 0.02 to 0.1 s that it reports, and of two rows on 8 GPUs the wrong one
-  was chosen (22 %). They now have the 0.55 of other networks, taken with that choice and those
-  reports in view.
+- Sailor on GH200: rows of one stage with 2 and 4 samples at a time are 18 % too fast, 7 and 15 % by Sailor's own times
+  of single layers. Rows of four stages were 6 to 11 % too fast: its engine gathers what arrives in zeros that the host
+  makes and copies (`reconstruct_tensor`), 7e-11 s for each byte, and reads the sizes there, so that no host is ahead of
+  its device. They are now within 1.8 %, the set went from 7.1 to 4.7 %. What it measured of the network (92 %) is
+  sends. Taken for all-reduces too, reductions of gradients were priced at half or less of the 0.02 to 0.1 s that it
+  reports, and of two rows on 8 GPUs the wrong one was chosen (22 %). They now have the 0.55 of other networks, taken
+  with that choice and those reports in view.
 - Sailor's memory is what `nvidia-smi` reports after a step (`pipe_engine.py`), the largest over ranks, of runs other
   than those that were timed. Two rows of `sailor_mit` on hosts of 2 report 4.1 and 5.9 GB, where what backward reads
   of softmax is at least 3.5 and 6.4 GB, and weights with AdamW's states are 1.6 and 3.3 GB; Sailor's own simulator

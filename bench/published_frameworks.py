@@ -128,7 +128,7 @@ COMPOSER = Habits(Framework("Composer"), fused=False, attention="triton")
 """mosaicml/llm-foundry: attention of its tables of A100 is FlashAttention in Triton (`scripts/train/yamls/pretrain`,
 `attn_impl: triton`), that of H100 FlashAttention-2 (51652eae, `submit_benchmarks.py`, `gpu-flash2`)."""
 DEEPSPEED = Habits(
-    Framework("DeepSpeed", op_host_s=6.5e-5, kernels=1.2),
+    Framework("DeepSpeed", op_host_s=6.5e-5, kernels=1.16, filled_s=7e-11),
     fused=False,
     dropout=True,
     overlap=0.0,
@@ -136,9 +136,10 @@ DEEPSPEED = Habits(
     in_turn=True,
 )
 """Its engine as Sailor has it (eth-easl/sailor cf2c8e3, `deepspeed/pipe_engine.py`, `p2p.py`): sends and receives block
-the stream, gradients before activations, in parts that tensor-parallel ranks gather. Sailor's times of single layers
-of OPT-350M and Llama 3 8B are 1.25 times ours on GH200 and its steps 1.2, layers 1.0 on A100, 0.9 on V100, 1.1 on RTX
-3090 (Titan RTX and RTX 2080 Ti are fitted to them): no factor there."""
+the stream, gradients before activations, in parts that tensor-parallel ranks gather in zeros that the host makes and
+copies (`utils.py`, `reconstruct_tensor`), after it has read the sizes. Sailor's times of single layers of OPT-350M and
+Llama 3 8B are 1.25 times ours on GH200, those of OPT-350M 1.16, layers 1.0 on A100, 0.9 on V100, 1.1 on RTX 3090 (Titan
+RTX and RTX 2080 Ti are fitted to them): no factor there."""
 MIST = Habits(Framework("Mist"), overlap=0.9, gradients="float16", reduce="float16")
 """Dazz993/Mist d69e530, `re_swap_manager/flat_param.py`: gradients are held, added and reduced in weights' dtype."""
 ALPA = Habits(Framework("Alpa"), reduce="float16", overlap=0.0)

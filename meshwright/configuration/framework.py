@@ -9,12 +9,14 @@ from dataclasses import dataclass
 class Framework:
     """op_host_s: host seconds of asking for one op, by its own figures if 0. stall: which share of that a host loses
     besides where stages hand over between hosts; ranks of tensor parallelism wait for each other's, so that theirs add
-    up. kernels: how much longer kernels take than those of the device's tables."""
+    up. kernels: how much longer kernels take than those of the device's tables. filled_s: host seconds for each byte
+    that a stage takes over, where it fills a tensor for it in the host's memory."""
 
     name: str
     op_host_s: float = 0.0
     stall: float = 0.0
     kernels: float = 1.0
+    filled_s: float = 0.0
 
 
 PLAIN = Framework("meshwright")

@@ -110,16 +110,19 @@ class Step:
 
     def _hosted(self, points: list[FrontierPoint]) -> list[FrontierPoint]:
         """A device that waits for its host takes what the host needs, and what follows the last backward comes after
-        that: reductions that nothing hides, the optimizer."""
-        device_s = sum(point.forward_s + point.backward_s for point in points)
-        host_s = sum(point.forward_host_s + point.backward_host_s for point in points)
-        slower = max(1.0, self.stalled(host_s) / device_s)
+        that: reductions that nothing hides, the optimizer. Where a host reads what arrives, it can not be ahead: its
+        forward and its backward count alone."""
+        device_s = [sum(one.forward_s for one in points), sum(one.backward_s for one in points)]
+        host_s = [sum(one.forward_host_s for one in points), sum(one.backward_host_s for one in points)]
+        if self.given.pp == 1 or not self.given.in_turn:
+            device_s, host_s = [sum(device_s)] * 2, [sum(host_s)] * 2
+        there, back = (max(1.0, self.stalled(host) / device) for host, device in zip(host_s, device_s, strict=True))
         return [
             replace(
                 point,
-                forward_s=slower * point.forward_s,
-                backward_input_s=slower * point.backward_input_s,
-                backward_weight_s=slower * point.backward_weight_s,
+                forward_s=there * point.forward_s,
+                backward_input_s=back * point.backward_input_s,
+                backward_weight_s=back * point.backward_weight_s,
                 forward_host_s=0.0,
                 backward_host_s=0.0,
             )
@@ -193,8 +196,8 @@ class Step:
         each_s = self.framework.op_host_s
         if not each_s:
             return cost.host_s
-        calls = [sum(one.backward == back for one in cost.moved) for back in (False, True)]
-        return (cost.ops + calls[0]) * each_s, (2 * cost.ops + calls[1]) * each_s
+        there, back = (1.5 * cost.ops + sum(one.backward == way for one in cost.moved) for way in (False, True))
+        return there * each_s, back * each_s
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -304,9 +307,11 @@ class Step:
 
     def _in_turn(self, row: SegmentCost, stage: int) -> SegmentCost:
         """With each micro-batch a stage waits for two messages: its gradient to the stage before, then an activation
-        from there. Parts of what arrives are gathered by the tensor-parallel ranks. A message that NCCL's buffers do
-        not hold keeps its sender as long as it lasts."""
-        gathered_s = collective_s("all_gather", self._sent_bytes * self.given.tp, self.stages[stage].axis("tp"))
+        from there. Parts of what arrives are gathered by the tensor-parallel ranks, in a tensor that the host may have
+        to fill. A message that NCCL's buffers do not hold keeps its sender as long as it lasts."""
+        whole = self._sent_bytes * self.given.tp
+        gathered_s = collective_s("all_gather", whole, self.stages[stage].axis("tp"))
+        gathered_s += whole * self.framework.filled_s
         forward_s, backward_s = row.forward_s, row.backward_input_s
         if stage:
             forward_s += gathered_s + 2 * self._sent_s(stage - 1)

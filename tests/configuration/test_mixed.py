@@ -10,6 +10,7 @@ import pytest
 from meshwright.cluster import Cluster, Link, load_cluster
 from meshwright.cluster.tree import Group, Member
 from meshwright.configuration import Configuration, Transformer, predict_configuration
+from meshwright.configuration.framework import Framework
 from meshwright.configuration.replicas import predicted, steps_of, tightest
 
 MODEL = Transformer(layers=8, hidden=1024, heads=16, ffn=4096, vocab=32000, seq=1024)
@@ -86,6 +87,22 @@ def test_stages_that_hand_over_in_turn_wait_for_both_messages() -> None:
     )
     message_s = 2 * 1024 * 1024 * 2 / 4e7  # all ranks of a host share its link
     assert in_turn > 2 * message_s * given.microbatches > beside
+
+
+def test_a_stage_that_reads_what_arrives_is_never_ahead_and_fills_a_tensor_for_it() -> None:
+    """In turn, what the host needs beyond the device's forward is not made up for by backward."""
+    given = Configuration(pp=2, tp=4, micro_batch=8, global_batch=512, stage_layers=(4, 4))
+    cluster = _hosts("h100", "h100")
+
+    def step_s(turn: bool, **figures: float) -> float:
+        return predict_configuration(MODEL, replace(given, in_turn=turn), cluster, Framework("", **figures)).step_s
+
+    waits = [step_s(turn, op_host_s=3.8e-5) / step_s(turn, op_host_s=1e-9) for turn in (False, True)]
+    assert waits[0] == pytest.approx(1.0)
+    assert waits[1] > 1.02
+    arrived_bytes = given.micro_batch * MODEL.seq * MODEL.hidden * 2
+    filled_s = step_s(True, filled_s=1e-9) - step_s(True)
+    assert filled_s == pytest.approx(1e-9 * arrived_bytes * (given.microbatches + 1), rel=0.01)
 
 
 def test_price_of_a_file_with_two_types(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
