@@ -7,7 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from meshwright.cluster import Axis
 from meshwright.explain.describe_pipeline import describe_pipeline
-from meshwright.explain.words import accumulated, alike_weights, batch_parts, hosted_lines, tally, weight_words
+from meshwright.explain.words import (
+    accumulated,
+    alike_weights,
+    batch_parts,
+    hosted_lines,
+    role_of,
+    tally,
+    weight_words,
+)
 from meshwright.layout import Collective
 from meshwright.plan.plan import Plan
 from meshwright.plan.units import show_bytes, show_gap, show_seconds
@@ -30,7 +38,7 @@ def describe(plan: Plan, at_peak: Sequence[Mapping[str, int]] = ()) -> str:
     lines = [f"plan for {plan.model or 'a model'}, global batch {plan.batch}, on {plan.cluster}"]
     if plan.mesh.world_size > 1:
         lines += [f"  axis {one.name} of {one.size}: {_role(one)}" for one in plan.mesh.axes]
-        lines += _parameters(plan)
+        lines += [f"  {which}: {weight_words(one, plan.mesh, accumulated(plan))}" for one, which in alike_weights(plan)]
     else:
         lines.append("  one device: nothing is sharded")
     if plan.microbatches > 1:
@@ -64,11 +72,7 @@ def describe(plan: Plan, at_peak: Sequence[Mapping[str, int]] = ()) -> str:
 def _role(axis: Axis) -> str:
     if axis.size == 1:
         return "one device, nothing is sharded over it"
-    return ROLES.get(axis.name.rstrip("0123456789"), "a name that says nothing of what is sharded over it")
-
-
-def _parameters(plan: Plan) -> list[str]:
-    return [f"  {which}: {weight_words(entry, plan.mesh, accumulated(plan))}" for entry, which in alike_weights(plan)]
+    return ROLES.get(role_of(axis.name), "a name that says nothing of what is sharded over it")
 
 
 def _recomputed(plan: Plan) -> list[str]:
@@ -76,20 +80,17 @@ def _recomputed(plan: Plan) -> list[str]:
     lines = []
     for (index, names), count in Counter((i, plan.choices[i].recompute) for i in plan.segments).items():
         values = [name for name in names if "~" not in name]
+        where = f"{count} of {len(plan.segments)} layers"
         if names:
             shown = ", ".join(values[:8]) + (f" and {len(values) - 8} more" if len(values) > 8 else "")
-            where = f"{count} of {len(plan.segments)} layers"
             again = f"activation checkpointing in {where}: recomputes {shown}"
             lines.append(f"  {again if values else f'statistics of norms recomputed in {where}'}")
         if plan.choices[index].offload:
             parked = ", ".join(plan.choices[index].offload)
-            where = f"{count} of {len(plan.segments)} layers"
             lines.append(f"  activation offload in {where}: {parked} on the host until backward")
         if plan.choices[index].chunks > 1:
             tail = index == plan.segments[-1]
-            runs = (
-                "chunked loss: the last layer" if tail else f"chunked backward: {count} of {len(plan.segments)} layers"
-            )
+            runs = "chunked loss: the last layer" if tail else f"chunked backward: {where}"
             lines.append(f"  {runs}, in {plan.choices[index].chunks} chunks of the samples")
     passes = Counter(step for step in plan.order if step.startswith("pass "))
     if passes:

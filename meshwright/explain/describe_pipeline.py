@@ -94,8 +94,9 @@ def explain_pipeline(plan: Plan, at_peak: Sequence[Mapping[str, int]] = ()) -> s
         shown = [f"{name} {show_bytes(size)}" for name, size in (at_peak[number] if at_peak else kinds).items()]
         lines.append(f"  stage {number}: peak {show_bytes(stage.peak_bytes)}: {'; '.join(shown)}")
     lines += ["", "between stages:", *_links(plan), *_relays(plan)]
-    lines += ["", "what a rank of each stage communicates in a step:", *_traffic(plan)] if _listed(plan) else []
-    lines += ["", "weights:", *_weights(plan)]
+    traffic = _traffic(plan)
+    lines += ["", "what a rank of each stage communicates in a step:", *traffic] if traffic else []
+    lines += ["", "weights:", *(f"  {which}: {_stored(plan, entry)}" for entry, which in alike_weights(plan))]
     return "\n".join(lines)
 
 
@@ -114,10 +115,6 @@ def _relays(plan: Plan) -> list[str]:
     return [f"  values of {spans} are passed on from stage to stage to those that read them"]
 
 
-def _listed(plan: Plan) -> bool:
-    return any(stage.traffic for stage in plan.predicted.stages)
-
-
 def _traffic(plan: Plan) -> list[str]:
     """By stage: how often each kind over each axis, messages to and from each rank, how many bytes in all, and
     of collectives the seconds."""
@@ -132,11 +129,6 @@ def _traffic(plan: Plan) -> list[str]:
 
 
 _WORDS = {"send": "to", "receive": "from", "broadcast": "to"}
-
-
-def _weights(plan: Plan) -> list[str]:
-    """Which are stored and used in which layouts."""
-    return [f"  {which}: {_stored(plan, entry)}" for entry, which in alike_weights(plan)]
 
 
 def _stored(plan: Plan, entry: ParameterPlan) -> str:

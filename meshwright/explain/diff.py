@@ -144,15 +144,12 @@ def _segments(one: Plan, other: Plan) -> list[str]:
         count = sum(getattr(before, name) != getattr(after, name) for _, before, after in pairs)
         lines += [f"{counted(count, 'layer')} {words[count > 1]}"] if count else []
     for name, what in DECIDED.items():
-        if name == "inputs" and len(one.stages) == len(other.stages) == 1 and _differ(pairs, "outputs"):
+        alone = len(one.stages) == len(other.stages) == 1
+        if name == "inputs" and alone and any(before.outputs != after.outputs for _, before, after in pairs):
             continue  # inside a stage they are read as they are handed over
         rows = ((n, _text(before, name), _text(after, name)) for n, before, after in pairs)
         lines += _changes(what, rows, LISTED.get(name))
     return lines
-
-
-def _differ(pairs: Iterable[tuple[int, Choice, Choice]], name: str) -> bool:
-    return any(getattr(before, name) != getattr(after, name) for _, before, after in pairs)
 
 
 def _text(choice: Choice, name: str) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 from meshwright.cluster import collective_s
 from meshwright.errors import counted
@@ -42,15 +43,9 @@ def explain(plan: Plan, at_peak: Sequence[Mapping[str, int]] = (), names: Sequen
 
 def _boundaries(plan: Plan, names: Sequence[str]) -> list[str]:
     """Runs of layers that do the same."""
-    runs: list[list[int]] = []
-    for choice in plan.segments:
-        if runs and runs[-1][0] == choice:
-            runs[-1][1] += 1
-        else:
-            runs.append([choice, 1])
     lines, first = [], 0
-    for choice, count in runs:
-        made = plan.choices[choice]
+    for choice, run in groupby(plan.segments):
+        made, count = plan.choices[choice], len(list(run))
         span = _named(names[first : first + count]) or show_spans((first, first + count))
         lines.append(f"  {span}: {', '.join(f'{layout_words(text, plan.mesh)} {text}' for text in made.outputs)}")
         lines += [f"    {text}" for text in _weights(plan, made)]

@@ -32,8 +32,13 @@ def speed(plan: Plan, program: Program) -> str:
 
 def mfu(plan: Plan, program: Program) -> float:
     """Model FLOPs utilisation: FLOPs of forward and backward, without recomputation, over the devices' dense peak."""
-    peak = sum(stage.mesh.world_size * stage.mesh.device.peak_flops(_dtype(program)) for stage, *_ in plan.groups)
-    return step_flops(program) / (plan.predicted.step_s * peak) if plan.predicted.step_s else 0.0
+    step_s = plan.predicted.step_s
+    return step_flops(program) / (step_s * peak_flops(plan, program)) if step_s else 0.0
+
+
+def peak_flops(plan: Plan, program: Program) -> float:
+    """FLOP/s that all devices reach at most in the dtype that the model computes in."""
+    return sum(stage.mesh.world_size * stage.mesh.device.peak_flops(_dtype(program)) for stage, *_ in plan.groups)
 
 
 def step_flops(program: Program) -> int:

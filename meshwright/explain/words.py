@@ -154,10 +154,6 @@ def accumulated(plan: Plan) -> int:
     return max(2, plan.microbatches) if "zero=1" in plan.pins else plan.microbatches
 
 
-def recipe_of(plan: Plan, stage: Stage) -> Recipe:
-    return _recipe(plan, stage, _bytes_stored_alike(plan))
-
-
 def _bytes_stored_alike(plan: Plan) -> Counter[ParameterPlan]:
     """Bytes of the weights that are stored and used alike."""
     found: Counter[ParameterPlan] = Counter()

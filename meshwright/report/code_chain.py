@@ -204,9 +204,8 @@ def _words(ops: Sequence[Op], mesh: Mesh) -> str:
 def _own(program: Program, plan: Plan, number: int) -> list[str]:
     """The parameters that live on a stage: it is the first that reads them."""
     stage = plan.stages[number]
-    before = {name for segment in program.segments[: stage.first] for name in segment.params}
     read = dict.fromkeys(name for index in stage.segments for name in program.segments[index].params)
-    return [name for name in read if name not in before]
+    return [name for name in read if plan.home(program, name) is stage]
 
 
 def chain(
@@ -224,7 +223,8 @@ def chain(
     lines = [f"def stage_{number}(batch, params, buffers, values):"]
     lines.append(f'{INDENT}"""{show_spans((stage.first, stage.end))}, on ranks {ranks}"""')
     made: dict[str, str] = {}
-    needed = _last_reads(program, stage.segments) | dict.fromkeys(outputs, stage.end)
+    last_reads = {name: index for index in stage.segments for name in program.segments[index].inputs}
+    needed = last_reads | dict.fromkeys(outputs, stage.end)
 
     def read(name: str) -> str:
         return made.get(name, f'batch["{name}"]' if name in inputs else f'values["{name}"]')
@@ -256,11 +256,6 @@ def chain(
     return "\n".join([*lines, f"{INDENT}return {{{found}}}"])
 
 
-def _last_reads(program: Program, segments: range) -> dict[str, int]:
-    """Of each value the last of these layers that reads it."""
-    return {name: index for index in segments for name in program.segments[index].inputs}
-
-
 def _wrapped(call: str, before: str) -> list[str]:
     """A call on one line, or its arguments on lines of their own."""
     if len(before + call) <= WIDTH:
@@ -290,7 +285,7 @@ def whole(program: Program, plan: Plan) -> list[str]:
     lines += ["rank, params, values, ends = dist.get_rank(), Weights(stored), {}, []"]
     for number, stage in enumerate(plan.stages):
         for name, layout in stage.tied_replicas.items():
-            home = _home(program, plan, name)
+            home = plan.stages.index(plan.home(program, name))
             kind, used = program.parameter(name).type, plan.parameters[name].compute
             message = (f'params["{name}"]', (home, used), (number, layout), Value(name, kind, True))
             lines += _message(plan, next(numbers), *message, taken_as=_tied(name))
@@ -309,10 +304,6 @@ def _handed_on(program: Program, plan: Plan, number: int) -> list[str]:
     stage = plan.stages[number]
     later = {name for segment in program.segments[stage.end :] for name in segment.inputs} | {program.loss}
     return [name for index in stage.segments for name in program.segments[index].outputs if name in later]
-
-
-def _home(program: Program, plan: Plan, name: str) -> int:
-    return next(number for number in range(len(plan.stages)) if name in _own(program, plan, number))
 
 
 def _value_message(program: Program, plan: Plan, name: str, source: int, target: int) -> Message | None:

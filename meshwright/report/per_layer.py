@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from meshwright.capture.program import ITEM_BYTES, Op, Program
@@ -152,13 +153,10 @@ def _by_the_peak(timeline: Timeline, stage: int, index: int) -> tuple[Counter[st
 
 
 def _running(plan: Plan, program: Program, timeline: Timeline, stage: int) -> tuple[str, str]:
-    assert timeline.spans is not None
-    at_s = timeline.stages[stage].peak_s
-    for number, place, began_s, over_s in timeline.spans.ran:
-        one = timeline.lists[number][place]
-        if number == stage and began_s <= at_s < over_s and one.segment is not None:
-            return f"{one.kind} of {program.segments[one.segment].name}", _largest_op(plan, program, one.segment)
-    return "between layers", ""
+    one = timeline.at_peak(stage)
+    if one is None or one.segment is None:
+        return "between layers", ""
+    return f"{one.kind} of {program.segments[one.segment].name}", _largest_op(plan, program, one.segment)
 
 
 def _largest_op(plan: Plan, program: Program, index: int) -> str:
@@ -187,7 +185,9 @@ def show_layers(plan: Plan, program: Program) -> list[str]:
     for peak in peaks:
         where = f"stage {peak.stage}: " if len(peaks) > 1 else ""
         own = [row for row in rows if row.stage == peak.stage]
-        table += [(where + name, *cells) for name, *cells in map(_row, _runs(own))]
+        # Neighbours that cost the same; of micro-batches in flight the first may hold more.
+        runs = [list(alike) for _, alike in groupby(own, _figures)]
+        table += [(where + name, *cells) for name, *cells in map(_row, runs)]
         table += [(where + name, *cells) for name, *cells in [_whole(own, peak)] if len(own) > 1]
     wide = [max(len(row[place]) for row in table) for place in range(len(table[0]))]
     many = f" of {plan.microbatches} micro-batches" if plan.microbatches > 1 else ""
@@ -218,17 +218,6 @@ def _title(program: Program, index: int) -> str:
     last = index == len(program.segments) - 1 and len(others) + len(modules) > 0
     named = [segment.name, *others[:2], *(["..."] if len(others) > 2 else []), *(["loss"] if last else [])]
     return ", ".join(dict.fromkeys(named))
-
-
-def _runs(rows: list[LayerUse]) -> list[list[LayerUse]]:
-    """Neighbours that cost the same; the first of a pipeline's micro-batches in flight may hold more."""
-    runs: list[list[LayerUse]] = []
-    for row in rows:
-        if runs and _figures(runs[-1][0]) == _figures(row):
-            runs[-1].append(row)
-        else:
-            runs.append([row])
-    return runs
 
 
 def _figures(row: LayerUse) -> tuple[Any, ...]:

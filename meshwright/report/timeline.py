@@ -106,10 +106,7 @@ def _curve(points: tuple[tuple[float, int], ...], scale: float, unit: int, most_
 
 def _at_peak(timeline: Timeline, stage: int, names: list[str]) -> str:
     """The instruction that ran when memory was fullest."""
-    assert timeline.spans is not None
-    at_s = timeline.stages[stage].peak_s
-    for number, place, began_s, over_s in timeline.spans.ran:
-        one = timeline.lists[number][place]
-        if number == stage and began_s <= at_s < over_s and one.segment is not None:
-            return f"{one.kind} of {names[one.segment]}" + (f", micro-batch {one.microbatch}" if one.microbatch else "")
-    return ""
+    one = timeline.at_peak(stage)
+    if one is None or one.segment is None:
+        return ""
+    return f"{one.kind} of {names[one.segment]}" + (f", micro-batch {one.microbatch}" if one.microbatch else "")

@@ -12,6 +12,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -128,27 +129,14 @@ def compare_trace(plan: Plan, program: Program, path: str | os.PathLike[str]) ->
         given = f"{path} has a layer {unknown[0]}, the plan {len(program.segments)} layers"
         raise PlanError(given, "a trace of this plan's run", "name the plan that was run")
     rows = []
-    for run in _runs(plan, program):
+    every = range(len(program.segments))
+    for run in [list(alike) for _, alike in groupby(every, lambda at: (program.segments[at].graph, plan.segments[at]))]:
         for what in COLUMNS:
             ran = [index for index in run if (what, index) in measured.work_s]
             if ran:
                 seconds = [sum(of.get((what, index), 0.0) for index in ran) for of in (predicted, measured.work_s)]
                 rows.append(Row(tuple(ran), what, *seconds))
     return measured, rows
-
-
-def _runs(plan: Plan, program: Program) -> list[list[int]]:
-    runs: list[list[int]] = []
-    for index, segment in enumerate(program.segments):
-        last = runs[-1][-1] if runs else None
-        if last is not None and (program.segments[last].graph, plan.segments[last]) == (
-            segment.graph,
-            plan.segments[index],
-        ):
-            runs[-1].append(index)
-        else:
-            runs.append([index])
-    return runs
 
 
 def show_trace(plan: Plan, program: Program, path: str | os.PathLike[str]) -> list[str]:

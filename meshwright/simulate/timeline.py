@@ -74,6 +74,17 @@ class Timeline:
     def peak_bytes(self) -> int:
         return max(stage.peak_bytes for stage in self.stages)
 
+    def at_peak(self, stage: int) -> Instruction | None:
+        """The instruction of a segment that ran when memory was fullest; None where none did."""
+        assert self.spans is not None
+        at_s = self.stages[stage].peak_s
+        ran = (
+            self.lists[number][at]
+            for number, at, began_s, over_s in self.spans.ran
+            if number == stage and began_s <= at_s < over_s
+        )
+        return next((one for one in ran if one.segment is not None), None)
+
     def _share(self, seconds: list[float]) -> float:
         whole_s = self.step_s * sum(self.ranks)
         return sum(n * s for n, s in zip(self.ranks, seconds, strict=True)) / whole_s if whole_s else 0.0
