@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, NoReturn, Protocol
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -201,23 +202,18 @@ class Presence:
 _PRESENT: WeakKeyDictionary[dist.ProcessGroup, Presence] = WeakKeyDictionary()
 
 
-class _Early:
-    """What was begun before there was a group to name it by."""
-
-    presence: Presence | None = None
-
-
-_GENERATIONS: list[object] = []
+_EARLY: list[Presence] = []
+"""What was begun before there was a group to name it by, the last of it."""
+_GENERATIONS = count(1)
 
 
 def early_presence(store: Any, rank: int, world: int, timeout_s: float) -> Presence:
     """Begun before ranks have their default group, over a store that they will use for it."""
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-    held_by = None if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0
     named = PrefixStore(_prefix(), store.clone() if hasattr(store, "clone") else store)
-    _Early.presence = Presence(named, rank, world, timeout_s, beats=True, held_by=held_by)
-    return _Early.presence
+    _EARLY[:] = [Presence(named, rank, world, timeout_s, beats=True, held_by=_store_rank())]
+    return _EARLY[0]
 
 
 def presence_of(timeout_s: float) -> Presence:
@@ -225,8 +221,7 @@ def presence_of(timeout_s: float) -> Presence:
     group = dist.group.WORLD
     assert group is not None
     if group not in _PRESENT:
-        begun, _Early.presence = _Early.presence, None
-        _PRESENT[group] = begun or _begin(timeout_s)
+        _PRESENT[group] = _EARLY.pop() if _EARLY else _begin(timeout_s)
         _PRESENT[group].group = ref(group)
     found = _PRESENT[group]
     found.timeout_s = max(timeout_s, found.timeout_s) if found.watches else timeout_s
@@ -236,11 +231,14 @@ def presence_of(timeout_s: float) -> Presence:
 def _begin(timeout_s: float) -> Presence:
     store = own_store(_prefix())
     over_tcp = isinstance(store.underlying_store, TCPStore)  # a store in a file would grow with every beat
-    held_by = None if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0
-    return Presence(store, dist.get_rank(), dist.get_world_size(), timeout_s, beats=over_tcp, held_by=held_by)
+    return Presence(store, dist.get_rank(), dist.get_world_size(), timeout_s, beats=over_tcp, held_by=_store_rank())
+
+
+def _store_rank() -> int | None:
+    """The rank that holds the job's store, unless its launcher does."""
+    return None if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0
 
 
 def _prefix() -> str:
     """Of the n-th group that this process is in, after so many restarts: what earlier ones left is not read."""
-    _GENERATIONS.append(None)
-    return f"meshwright/presence/{restart_count()}/{len(_GENERATIONS)}"
+    return f"meshwright/presence/{restart_count()}/{next(_GENERATIONS)}"

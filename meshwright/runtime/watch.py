@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -176,57 +176,43 @@ class WatchedTransport(ProcessTransport):
         made = groups[key]
         return cls({FLAT.join(names[i] for i in some): made.group(FLAT.join(map(str, some))) for some in subsets})
 
-    @contextmanager
-    def _named(self, kind: str, axis: str) -> Iterator[None]:
+    def _timed(self, kind: str, axis: str, run: Callable[[], Tensor]) -> Tensor:
         began_s = time.monotonic()
         if self._watch is not None:
             self._watch.op = f"{kind} over {axis}"
-        yield
+        found = run()
         if self._watch is not None:
             self._watch.op = ""
             self._watch.waited_s += time.monotonic() - began_s
+        return found
 
     def _alone(self, axis: str) -> bool:
         return dist.get_world_size(self.group(axis)) == 1
 
     def all_reduce(self, x: Tensor, axis: str, op: str) -> Tensor:
-        if self._alone(axis):
-            return x.clone()
-        with self._named("all_reduce", axis):
-            return super().all_reduce(x, axis, op)
+        run = partial(super().all_reduce, x, axis, op)
+        return x.clone() if self._alone(axis) else self._timed("all_reduce", axis, run)
 
     def sum_in_place(self, x: Tensor, axis: str) -> Tensor:
-        if self._alone(axis):
-            return x
-        with self._named("all_reduce", axis):
-            return super().sum_in_place(x, axis)
+        run = partial(super().sum_in_place, x, axis)
+        return x if self._alone(axis) else self._timed("all_reduce", axis, run)
 
     def gather_into(self, out: Tensor, x: Tensor, axis: str) -> Tensor:
-        if self._alone(axis):
-            return out.copy_(x.view(out.shape))
-        with self._named("all_gather", axis):
-            return super().gather_into(out, x, axis)
+        run = partial(super().gather_into, out, x, axis)
+        return out.copy_(x.view(out.shape)) if self._alone(axis) else self._timed("all_gather", axis, run)
 
     def scatter_into(self, out: Tensor, pieces: Tensor, axis: str) -> Tensor:
-        if self._alone(axis):
-            return out.copy_(pieces.view(out.shape))
-        with self._named("reduce_scatter", axis):
-            return super().scatter_into(out, pieces, axis)
+        run = partial(super().scatter_into, out, pieces, axis)
+        return out.copy_(pieces.view(out.shape)) if self._alone(axis) else self._timed("reduce_scatter", axis, run)
 
     def all_gather(self, x: Tensor, axis: str) -> Tensor:
-        if self._alone(axis):
-            return x.clone()[None]
-        with self._named("all_gather", axis):
-            return super().all_gather(x, axis)
+        run = partial(super().all_gather, x, axis)
+        return x.clone()[None] if self._alone(axis) else self._timed("all_gather", axis, run)
 
     def reduce_scatter(self, pieces: Tensor, axis: str) -> Tensor:
-        if self._alone(axis):
-            return pieces[0].clone()
-        with self._named("reduce_scatter", axis):
-            return super().reduce_scatter(pieces, axis)
+        run = partial(super().reduce_scatter, pieces, axis)
+        return pieces[0].clone() if self._alone(axis) else self._timed("reduce_scatter", axis, run)
 
     def all_to_all(self, pieces: Tensor, axis: str) -> Tensor:
-        if self._alone(axis):
-            return pieces.clone()
-        with self._named("all_to_all", axis):
-            return super().all_to_all(pieces, axis)
+        run = partial(super().all_to_all, pieces, axis)
+        return pieces.clone() if self._alone(axis) else self._timed("all_to_all", axis, run)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from types import FrameType
 
 from meshwright.errors import RunError
 from meshwright.runtime.job.tether import BEATS, LAUNCHER, STOPS
@@ -34,10 +35,11 @@ LATER_S = 2.0
 POLL_S = 0.05
 LOOPBACK = "127.0.0.1"
 
+_KEY = secrets.token_hex(16)
+"""What the ranks of a job sign with."""
+
 LOST = 4
 """The exit code of a rank whose peers are gone: not the one to blame."""
-
-
 LATE = 3
 TOLD = (2, LATE)
 """Exit codes of a rank that has said why it ended: it was refused something, or has waited too long."""
@@ -124,13 +126,8 @@ class _AskedError(Exception):
 def _listening() -> Iterator[_Asked]:
     """Signals that end a job are counted; those that `nohup` keeps away stay away."""
     asked = _Asked()
-    wanted = [number for number in STOPS if not (number == signal.SIGHUP and _ignored(number))]
-    before = {number: signal.signal(number, asked.ask) for number in wanted}
-    try:
+    with _handled_by(asked.ask):
         yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -141,17 +138,19 @@ def stoppable() -> Iterator[None]:
         signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
         raise KeyboardInterrupt
 
-    wanted = [number for number in STOPS if not (number == signal.SIGHUP and _ignored(number))]
-    before = {number: signal.signal(number, interrupt) for number in wanted}
+    with _handled_by(interrupt):
+        yield
+
+
+@contextmanager
+def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    kept_away = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    before = {number: signal.signal(number, handler) for number in STOPS if number != signal.SIGHUP or not kept_away}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _ignored(number: int) -> bool:
-    return signal.getsignal(number) == signal.SIG_IGN
+        for number, one in before.items():
+            signal.signal(number, one)
 
 
 @contextmanager
@@ -229,15 +228,9 @@ def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         LAUNCHER: str(os.getpid()),
     }
-    environment.setdefault(KEY, _Key.text)
+    environment.setdefault(KEY, _KEY)
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     return environment | on_loopback()
-
-
-class _Key:
-    """What the ranks of a job sign with."""
-
-    text = secrets.token_hex(16)
 
 
 def _watch(ranks: Sequence[_Rank], asked: _Asked, timeout_s: float, leave: Callable[[], bool]) -> None:

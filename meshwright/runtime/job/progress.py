@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from meshwright.plan import Plan
+from meshwright.explain.figures import peak_flops, step_flops
+from meshwright.explain.recommend import has_tokens, tokens
 from meshwright.plan.units import show_bytes, show_seconds
-from meshwright.profile import profile_step
 from meshwright.runtime.job.observe import Losses, SlowRanks, Spike
 from meshwright.runtime.trainer import Trainer
 
@@ -47,7 +47,7 @@ class Figures:
 class Progress:
     def __init__(self, trainer: Trainer, steps: int, quiet: bool, folder: str | None) -> None:
         self.trainer, self.steps, self.plan = trainer, steps, trainer.plan
-        self.tokens, self.word = tokens_of(trainer.plan)
+        self.word = "tokens" if has_tokens(trainer.plan) else "samples"
         self.shown = dist.get_rank() == 0 and not quiet
         self.live = self.shown and sys.stdout.isatty()
         self.writer = _tensorboard(folder) if dist.get_rank() == 0 and folder else None
@@ -103,13 +103,13 @@ class Progress:
         parts.append(f"{show_seconds(self._step_s())} a step, {show_seconds(self.plan.predicted.step_s)} predicted")
         parts.append(f"memory {show_bytes(seen)}{kind}, {show_bytes(predicted)} predicted")
         if self.flops_s:
-            used = self.flops_s[0] * self._rate() / (self.tokens * self.plan.batch) / self.flops_s[1]
+            used = self.flops_s[0] / max(1e-9, self._step_s()) / self.flops_s[1]
             parts.append(f"MFU {used:.1%}")
         return "  ".join(parts)
 
     def _rate(self) -> float:
         """Tokens per second, of the steps after the first few once there are any."""
-        return self.tokens * self.plan.batch / max(1e-9, self._step_s())
+        return tokens(self.plan) / max(1e-9, self._step_s())
 
     def _step_s(self) -> float:
         steps, since_s = (self.done - _WARM, self.warm_s) if self.done > _WARM else (self.done, self.begun_s)
@@ -120,16 +120,7 @@ class Progress:
         if self.trainer.device.type != "cuda" or not self.shown:
             return None
         program = self.trainer.program.at_batch(self.plan.batch)
-        dtype = program.parameters[0].type.dtype
-        meshes = [group[0].mesh for group in self.plan.groups]
-        peak = sum(mesh.world_size * mesh.device.peak_flops(dtype) for mesh in meshes)
-        return float(profile_step(program).step_flops), peak
-
-
-def tokens_of(plan: Plan) -> tuple[int, str]:
-    """How many tokens a sample has; one, and the word for it, where it has none."""
-    text = [entry.shape[1] for entry in plan.inputs.values() if entry.dtype == "int64" and len(entry.shape) > 1]
-    return (text[0], "tokens") if text else (1, "samples")
+        return float(step_flops(program)), peak_flops(self.plan, program)
 
 
 def seen_bytes(device: torch.device) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from io import BufferedReader
 from pathlib import Path
@@ -90,14 +90,12 @@ def agreed(action: Callable[[], T], expected: str) -> T:
     try:
         return action()
     except CheckpointException as error:
-        rank, (fault, _) = min(error.failures.items(), key=lambda found: (not _ours(found[1][0]), found[0]))
+        rank, (fault, _) = min(
+            error.failures.items(), key=lambda found: (not isinstance(found[1][0], MeshwrightError), found[0])
+        )
         if isinstance(fault, MeshwrightError):
             raise fault from None
         raise RunError(f"rank {rank} could not: {type(fault).__name__}: {fault}", expected) from fault
-
-
-def _ours(fault: BaseException) -> bool:
-    return isinstance(fault, MeshwrightError)
 
 
 def file_sum(path: Path) -> int:
@@ -125,7 +123,7 @@ def _write_sums(path: Path, parts: Iterable[Part]) -> None:
 
 
 def _check_file(path: Path, parts: dict[Part, str], summed: bool) -> None:
-    sums = dict(_read_sums(path.with_name(path.name + SUFFIX)))
+    sums = _read_sums(path.with_name(path.name + SUFFIX))
     if not sums and not summed:
         return  # it was saved before there were sums
     with open(path, "rb") as file:
@@ -139,14 +137,13 @@ def _check_file(path: Path, parts: dict[Part, str], summed: bool) -> None:
                 )
 
 
-def _read_sums(path: Path) -> Iterator[tuple[Part, int]]:
+def _read_sums(path: Path) -> dict[Part, int]:
     if not path.exists():
-        return
+        return {}
     try:
-        found = [((int(offset), int(length)), int(total)) for offset, length, total in json.loads(path.read_bytes())]
+        return {(int(offset), int(length)): int(total) for offset, length, total in json.loads(path.read_bytes())}
     except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise DamagedError(f"{path} is damaged: {error}", "what was saved", "use another checkpoint") from error
-    yield from found
 
 
 def _sum(file: BufferedReader, offset: int, length: int) -> int:

@@ -75,14 +75,11 @@ def make_parts(weights: Weights, plan: Plan, program: Program, place: Place) -> 
             continue
         mesh, transport, lane = made
         at = own_coordinates(plan, stage, rank)
-        joined = _joined(plan, program, stage, place)
-        device = place.device.type
-        made_for = [generate(program, one, device, place.compiled, stage, joined, at) for one, _ in plan.cut]
+        first, smaller = _generated(plan, program, stage, place, at)
         # Last: the model's own weights are let go as they are taken.
         source = weights.source(stage.mesh.sizes, at)
         store = Store(program, plan, Loading(source, mesh, lane, thread, place.device), stage=stage)
-        smaller = made_for[1] if len(made_for) > 1 else None
-        found.append(Part(stage, made_for[0], store, transport, at, place.compiled, smaller))
+        found.append(Part(stage, first, store, transport, at, place.compiled, smaller))
     return tuple(found)
 
 
@@ -91,13 +88,19 @@ def shared_parts(shared: tuple[Part, ...], plan: Plan, program: Program, place: 
     found = []
     for part in shared:
         stage = next(one for one in plan.stages if one.first == part.stage.first)
-        joined = _joined(plan, program, stage, place)
-        device = place.device.type
-        made_for = [generate(program, one, device, place.compiled, stage, joined, part.at) for one, _ in plan.cut]
+        first, smaller = _generated(plan, program, stage, place, part.at)
         store = Store(program, plan, part.store, stage=stage)
-        last = made_for[1] if len(made_for) > 1 else None
-        found.append(Part(stage, made_for[0], store, part.transport, part.at, place.compiled, last))
+        found.append(Part(stage, first, store, part.transport, part.at, place.compiled, smaller))
     return tuple(found)
+
+
+def _generated(
+    plan: Plan, program: Program, stage: Stage, place: Place, at: tuple[int, ...]
+) -> tuple[Generated, Generated | None]:
+    """A stage's pairs, and those of a smaller last micro-batch."""
+    joined = _joined(plan, program, stage, place)
+    made = [generate(program, one, place.device.type, place.compiled, stage, joined, at) for one, _ in plan.cut]
+    return made[0], made[1] if len(made) > 1 else None
 
 
 def _joined(plan: Plan, program: Program, stage: Stage, place: Place) -> list[tuple[int, int]]:

@@ -154,10 +154,11 @@ class Segments:
             link.part.store.scatter(index)
             return
         given = set(map(storage, (*incoming, *params))) if link.clones is None else set[int]()
-        if index in self.exchange.recomputed:
-            inputs, weights = _listed(self._pieces_of(link.pair, True).backward(saved, link.by_name(params), incoming))
-        else:
+        if index not in self.exchange.recomputed:
             inputs, weights = link.backward(saved, params, incoming)
+        else:
+            made = self._pieces_of(link.pair, True).backward(saved, link.by_name(params), incoming)
+            inputs, weights = list(made[0].values()), list(made[1].values())
         self._hand_back(link, inputs, micro)
         self._add(link, link.unshared(weights, inputs, given))
 
@@ -264,11 +265,6 @@ class Segments:
         if key not in self._pieces:
             self._pieces[key] = pieces(pair, restored=restored, compiled=self.parts[0].compiled)
         return self._pieces[key]
-
-
-def _listed(found: tuple[Mapping[str, Tensor | None], Mapping[str, Tensor | None]]) -> tuple[Gradients, Gradients]:
-    inputs, weights = found
-    return list(inputs.values()), list(weights.values())
 
 
 BATCH_NORMS = (BATCH_NORM, f"{LOWERINGS}:batch_norm")

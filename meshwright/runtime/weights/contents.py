@@ -85,7 +85,7 @@ def _attributes(model: nn.Module, names: set[str]) -> Iterator[Place]:
         for key, value in vars(module).items():
             if key in MODULE_STATE or (own and key not in names) or not _is_looked_at(value):
                 continue
-            yield f"{key!r} of {f'module {path!r}' if path else 'the model'}", _Key(vars(module), key)
+            yield f"{key!r} of {f'module {path!r}' if path else 'the model'}", partial(vars(module).get, key)
 
 
 def _of_loss(loss: Callable[..., Any] | None, members: set[nn.Module]) -> Iterator[Place]:
@@ -102,7 +102,7 @@ def _inside_module(held_module: nn.Module, name: str) -> Iterator[Place]:
     for module in held_module.modules():
         for held in (vars(module), module._buffers):
             yield from (
-                (f"{key!r} of {name}", _Key(held, key))
+                (f"{key!r} of {name}", partial(held.get, key))
                 for key, value in held.items()
                 if key not in MODULE_STATE and (isinstance(value, _PLAIN) or _is_looked_at(value))
             )
@@ -118,13 +118,15 @@ def _around_code(model: nn.Module, loss: Callable[..., Any] | None, names: set[s
             if (id(held), name) in seen or (id(function) in own and name not in names):
                 continue
             seen.add((id(held), name))
-            yield from _looked_into(f"{name} of {module}", held[name], _Key(held, name), members)
+            yield from _looked_into(f"{name} of {module}", held[name], partial(held.get, name), members)
         for name, value in around(function):
             cell = (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
             if isinstance(value, Tensor):
-                yield f"{name} around {function.__qualname__}", _Cell(cell)
+                yield f"{name} around {function.__qualname__}", partial(_in_cell, cell)
             else:
-                yield from _looked_into(f"{name} around {function.__qualname__}", value, _Cell(cell), members)
+                yield from _looked_into(
+                    f"{name} around {function.__qualname__}", value, partial(_in_cell, cell), members
+                )
 
 
 def _looked_into(name: str, value: Any, get: Callable[[], Any], members: set[nn.Module]) -> Iterator[Place]:
@@ -148,7 +150,7 @@ def _of_classes(model: nn.Module, loss: Callable[..., Any] | None, names: set[st
         for kind in (value if isinstance(value, type) else type(value)).__mro__:
             for key, held in () if is_installed(kind.__module__) else vars(kind).items():
                 if key in names and (isinstance(held, (*_PLAIN, list, dict, set, deque)) or _is_users_object(held)):
-                    found[kind, key] = f"{key!r} of class {kind.__qualname__}", _Key(vars(kind), key)
+                    found[kind, key] = f"{key!r} of class {kind.__qualname__}", partial(vars(kind).get, key)
     return list(found.values())
 
 
@@ -175,23 +177,11 @@ def _digest(value: Tensor) -> int:
     return hash(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
-class _Key:
-    def __init__(self, held: Mapping[str, Any], key: str) -> None:
-        self.held, self.key = held, key
-
-    def __call__(self) -> Any:
-        return self.held.get(self.key)
-
-
-class _Cell:
-    def __init__(self, cell: Any) -> None:
-        self.cell = cell
-
-    def __call__(self) -> Any:
-        try:
-            return self.cell.cell_contents
-        except ValueError:  # deleted
-            return None
+def _in_cell(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # deleted
+        return None
 
 
 def _is_looked_at(value: Any) -> bool:
