@@ -36,13 +36,10 @@ class Adder:
 @CACHES.memoized(maxsize=64)
 def _kernel(size: int, dtype: torch.dtype, device: str) -> Boxed:
     mode = fake_mode()
-    fakes = [fake_tensor(shape, kind, mode, device) for shape, kind in _arguments(size, dtype)]
+    arguments = [((size,), torch.float32), ((size,), dtype), ((), torch.float32)]
+    fakes = [fake_tensor(shape, kind, mode, device) for shape, kind in arguments]
 
     def add(total: Tensor, gradient: Tensor, scale: Tensor) -> list[Tensor]:
         return [total.copy_(total + gradient.to(total.dtype) * scale)]
 
     return compiled(trace_joint(add, fakes, mode))
-
-
-def _arguments(size: int, dtype: torch.dtype) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    return [((size,), torch.float32), ((size,), dtype), ((), torch.float32)]

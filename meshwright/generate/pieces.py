@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor, fx
 
 from meshwright.cost.traced.storage import depends_on, is_view
 from meshwright.generate.boxed import Boxed, boxed
+from meshwright.generate.chunk import ChunkedPair
+from meshwright.generate.chunk_inner import ChunkedBackward
 from meshwright.generate.joint import grad_outputs, label
 from meshwright.generate.pair import SegmentPair
 from meshwright.generate.split import split_at, split_backward
@@ -89,7 +90,9 @@ class Pieces:
     def backward(
         self, saved: Sequence[Tensor], params: Mapping[str, Tensor], gradients: Sequence[Tensor]
     ) -> tuple[Gradients, Gradients]:
-        return self._named(self.rest(saved, self._own(params, gradients)))
+        results = self.rest(saved, self._own(params, gradients))
+        inputs = dict(zip(self.pair.grad_inputs, results, strict=False))
+        return inputs, dict(zip(self.pair.grad_params, results[self.count :], strict=True))
 
     def input_half(
         self, saved: Sequence[Tensor], params: Mapping[str, Tensor], gradients: Sequence[Tensor]
@@ -110,10 +113,6 @@ class Pieces:
         own = {label(name): tensor for name, tensor in params.items()}
         return own | dict(zip(self.tangents, gradients, strict=True))
 
-    def _named(self, results: Sequence[Tensor | None]) -> tuple[Gradients, Gradients]:
-        inputs = dict(zip(self.pair.grad_inputs, results, strict=False))
-        return inputs, dict(zip(self.pair.grad_params, results[self.count :], strict=True))
-
 
 @dataclass(frozen=True, slots=True)
 class Rest:
@@ -126,18 +125,10 @@ class Rest:
         return [*self.crossed, *self.kept.values()]
 
 
-class Whole(Protocol):
-    """A pair that does not come apart: one that runs in chunks."""
-
-    def backward(
-        self, saved: Sequence[Tensor], params: Mapping[str, Tensor], gradients: Sequence[Tensor]
-    ) -> tuple[Gradients, Gradients]: ...
-
-
 class WholePieces:
-    """The first half of such a pair does all, the second hands it over."""
+    """Of a pair that runs in chunks and does not come apart: the first half does all, the second hands it over."""
 
-    def __init__(self, pair: Whole) -> None:
+    def __init__(self, pair: ChunkedPair | ChunkedBackward) -> None:
         self.pair = pair
 
     def restore(self, saved: list[Tensor], params: Mapping[str, Tensor]) -> list[Tensor]:
@@ -158,7 +149,9 @@ class WholePieces:
         return dict(rest.kept)
 
 
-def pieces(pair: SegmentPair | Whole, *, restored: bool, compiled: bool = False) -> Pieces | WholePieces:
+def pieces(
+    pair: SegmentPair | ChunkedPair | ChunkedBackward, *, restored: bool, compiled: bool = False
+) -> Pieces | WholePieces:
     if isinstance(pair, SegmentPair):
         return Pieces(pair, restored=restored, compiled=compiled)
     return WholePieces(pair)

@@ -42,23 +42,14 @@ def shard(found: Flow, outputs: tuple[Layout, ...]) -> SegmentGraph:
     updates = tuple((buffer, want(name, invariant(found.mesh))) for buffer, name in graph.updates)
 
     def local(kind: tuple[Value, ...]) -> tuple[Value, ...]:
-        return tuple(_local(found, value) for value in kind)
+        return tuple(replace(value, type=_local_type(found, value, found.layouts[value.name])) for value in kind)
 
-    sharded = SegmentGraph(
-        local(graph.inputs),
-        local(graph.shared_values),
-        local(graph.params),
-        local(graph.buffers),
-        tuple(ops),
-        returned,
-        updates,
+    inputs, shared_values, params, buffers = map(
+        local, (graph.inputs, graph.shared_values, graph.params, graph.buffers)
     )
+    sharded = SegmentGraph(inputs, shared_values, params, buffers, tuple(ops), returned, updates)
     sharded.verify()
     return sharded
-
-
-def _local(found: Flow, value: Value) -> Value:
-    return replace(value, type=_local_type(found, value, found.layouts[value.name]))
 
 
 def _local_type(found: Flow, value: Value, layout: Layout) -> TensorType:

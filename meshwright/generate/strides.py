@@ -68,7 +68,7 @@ def as_traced(run: Boxed, module: fx.GraphModule, handed_on: int, images: bool =
     def call(box: list[Tensor]) -> tuple[Any, ...]:
         for index, stride in enumerate(strides):
             if box[index].stride() != stride and not _same(box[index], stride):
-                box[index] = _copied(box[index], stride)
+                box[index] = box[index].new_empty_strided(tuple(box[index].shape), stride).copy_(box[index])
         results = list(run(box))
         for index in range(handed_on):
             if results[index] is not None:
@@ -102,7 +102,3 @@ def _same(tensor: Tensor, stride: tuple[int, ...]) -> bool:
     """Strides of dims of one element say nothing."""
     dims = zip(tensor.shape, tensor.stride(), stride, strict=True)
     return tensor.numel() == 0 or all(size == 1 or own == other for size, own, other in dims)
-
-
-def _copied(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
-    return tensor.new_empty_strided(tuple(tensor.shape), stride).copy_(tensor)
