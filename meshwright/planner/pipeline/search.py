@@ -178,13 +178,13 @@ class PipelineSearch:
 
     def too_tight(self) -> list[int]:
         """Micro-batch counts where the rough count of bytes may hide a better pipeline, if simulation is short."""
-        best = self.best
-        if best is None or self.cluster.device_count > MOST_UNITS:
+        best, devices = self.best, self.cluster.device_count
+        if devices > MOST_UNITS:
             return []
-        pairs = zip(best.predicted.stages, self._budgets(best), strict=True)
-        full = best.recomputes or any(ROUGH * stage.peak_bytes > limit for stage, limit in pairs)
-        counts = [best.microbatches] * full + self.unfit
-        return [count for count in counts if not has_many_tasks(len(best.stages), count)]
+        pairs = zip(best.predicted.stages, self._budgets(best), strict=True) if best else ()
+        full = best is not None and (best.recomputes or any(ROUGH * one.peak_bytes > limit for one, limit in pairs))
+        counts = self.unfit if best is None or not full else [best.microbatches, *self.unfit]
+        return [count for count in counts if not has_many_tasks(len(best.stages) if best else devices, count)]
 
     def counts(self) -> list[int]:
         """Micro-batch counts of the search, ascending."""

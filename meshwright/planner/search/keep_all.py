@@ -349,7 +349,7 @@ class _State:
             bound_s = max(bound_s, found_s)
             if bound_s >= self.cutoff_s(candidate, shardings.setting.microbatches):
                 break
-            if (chain is None and not self.hard) or (chain is not None and self.first):
+            if (chain is None and not self.hard) or self._is_enough:
                 break
             if chain is not None and not self.hard:
                 hidden = chain.seconds <= chain.weighed_s(0.0) * (1 + self.same)

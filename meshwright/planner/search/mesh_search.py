@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import inf, sqrt
+from math import inf
 
 from meshwright.capture.program import Program
 from meshwright.plan import Plan
@@ -76,10 +76,12 @@ class MeshSearch:
         price: seconds per byte at which the node's bound is proven.
         """
         chains = self._chains(price)
-        able = [chain for chain in chains if chain.static_bytes <= self.budget_bytes and self._new(chain)]
+        able = [one for one in chains if one.static_bytes <= self.budget_bytes and not self._is_traced(one)]
         misfits = max(0, len(self.traced) - 1)
-        if misfits and able:  # the probe had to look for a sharding that fits, which may be slow
-            self.trace(min(able, key=lambda chain: chain.seconds))
+        for chain in sorted(able, key=lambda one: one.seconds)[: self.most_traced]:
+            if chain.seconds >= self.incumbent_s or self.trace(chain) < inf:
+                break
+            misfits += 1
         while chains and len(self.traced) < self.most_traced + misfits:
             most = max(range(len(chains)), key=lambda place: self._new(chains[place]))
             chain = chains.pop(most)
@@ -103,19 +105,19 @@ class MeshSearch:
     def probe(self, price: float, most_s: float) -> float:
         """Seconds of a step of one sharding: the most promising, else one that holds less; infinite if none fits.
 
-        Chunks may make room for transients: a sharding is tried as it is where a lean one is too slow or does not fit.
+        Chunks may make room for transients: shardings are tried as they are before those whose transients fit.
         most_s: a sharding that takes longer with everything kept is not traced, and no other is tried.
         """
         bases = weighed(self.shardings)
         middle, scale = bases[len(bases) // 2], memory_free_bound_s(self.shardings) / self.budget_bytes
-        prices = (price, sqrt(max(price, scale) * PRICES[-1] * scale), PRICES[-1] * scale)
-        for asked in prices:
-            chain = chain_at(middle, asked * middle.scale)
-            for one in (self._lean(middle, chain), chain):
-                if one.static_bytes > self.budget_bytes or any(is_same(one, other.chain) for other in self.traced):
+        prices = (price or scale, max(price, scale) * PRICES[1], PRICES[-1] * scale)
+        near, more, most = (chain_at(middle, asked * middle.scale) for asked in prices)
+        for asked in (near, more, None, most):
+            for one in (asked,) if asked else (self._lean(middle, chain) for chain in (near, more, most)):
+                if one.static_bytes > self.budget_bytes or self._is_traced(one):
                     continue  # it does not fit whatever it recomputes, or is known not to
                 if one.seconds > most_s:
-                    if one is chain:
+                    if one is near:
                         return one.seconds
                     continue
                 step_s = self.trace(one, slow=True)
@@ -178,6 +180,9 @@ class MeshSearch:
         if cap_bytes <= 0 or chain.transient_bytes <= cap_bytes:
             return chain
         return chain_under_cap(base.capped(cap_bytes), chain.price) or chain
+
+    def _is_traced(self, chain: Chain) -> bool:
+        return any(is_same(chain, one.chain) for one in self.traced)
 
     def _new(self, chain: Chain) -> int:
         """The number of its segments that no traced sharding has alike."""
