@@ -49,39 +49,32 @@ class PipelineRelaxation:
 
         enough_s: seconds above which the bound is not raised.
         """
+        if not self.exceeds(microbatches, enough_s) and not self._is_large:
+            low_s, high_s = self._known[microbatches]
+            while high_s - low_s > NEAR * high_s and high_s < inf:
+                self.exceeds(microbatches, (low_s + high_s) / 2)
+                low_s, high_s = self._known[microbatches]
+        return self.rough_bound_s(microbatches)
+
+    def exceeds(self, microbatches: int, limit_s: float) -> bool:
+        """Whether the bound is at least so many seconds, which takes less time than to find the bound."""
+        low_s = self.rough_bound_s(microbatches)
+        high_s = self._known[microbatches][1] if microbatches in self._known else inf
+        pipelines = self._of(microbatches) if low_s < limit_s < high_s and not self._is_large else None
+        if pipelines is None:
+            return low_s >= limit_s
+        is_open = pipelines.any_within(limit_s)
+        self._known[microbatches] = (low_s, limit_s) if is_open else (limit_s, high_s)
+        return not is_open
+
+    def rough_bound_s(self, microbatches: int) -> float:
+        """The bound as far as it is known: at first, what all devices take together."""
         if self._is_large:
             return self._device_seconds
-        pipelines = self._of(microbatches)
-        if pipelines is None:
-            return inf
-        known = self._known.get(microbatches, (0.0, inf))
-        self._known[microbatches] = self._raised(pipelines.any_within, known, enough_s)
+        if microbatches not in self._known:
+            pipelines = self._of(microbatches)
+            self._known[microbatches] = (pipelines.least_s if pipelines else inf, inf)
         return self._known[microbatches][0]
-
-    def rough_bound_s(self, microbatches: int, enough_s: float) -> float:
-        """The same, lower and sooner."""
-        if self._is_large:
-            return self._device_seconds
-        pipelines = self._of(microbatches)
-        if pipelines is None:
-            return inf
-        return self._raised(pipelines.any_within_roughly, (0.0, inf), enough_s)[0]
-
-    @staticmethod
-    def _raised(
-        any_within: Callable[[float], bool], known: tuple[float, float], enough_s: float
-    ) -> tuple[float, float]:
-        """A bound, and seconds within which it leaves pipelines open, as near to each other as is worth the time."""
-        low_s, high_s = known
-        if low_s >= enough_s:
-            return known
-        if high_s > enough_s and not any_within(enough_s):
-            return enough_s, high_s
-        high_s = min(high_s, enough_s)
-        while high_s - low_s > NEAR * high_s and high_s < inf:
-            middle_s = (low_s + high_s) / 2 if low_s else (1 - NEAR) * high_s / 2
-            low_s, high_s = (low_s, middle_s) if any_within(middle_s) else (middle_s, high_s)
-        return low_s, high_s
 
     def _of(self, microbatches: int) -> RelaxedPipelines | None:
         if microbatches not in self._pipelines:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heapify, heapreplace
+from math import inf
 
 import numpy as np
 
@@ -86,7 +87,7 @@ class RelaxedPipelines:
 
     def any_within(self, limit_s: float) -> bool:
         """Whether the bounds leave any pipeline that takes no longer."""
-        if not self.any_within_roughly(limit_s) or not self._even.any_within(limit_s):
+        if not self._rough.any_within(limit_s) or not self._even.any_within(limit_s):
             return False
         if self.in_memory and not self._even_in_memory.any_within(limit_s):
             return False
@@ -94,9 +95,10 @@ class RelaxedPipelines:
             (bool(self._dividing) and self._of_dividing.any_within(limit_s)) or self._all.any_within(limit_s)
         )
 
-    def any_within_roughly(self, limit_s: float) -> bool:
-        """The same by bounds that are quickly found."""
-        return self._rough.any_within(limit_s)
+    @property
+    def least_s(self) -> float:
+        """Lower bound on the step of each, quickly found."""
+        return self._rough.least_s
 
     @cached_property
     def _dividing(self) -> frozenset[int]:
@@ -140,7 +142,8 @@ class RelaxedPipelines:
         rows = self._options(sums, ranges)
         shapes = interleavings(problem) if "interleaved" in problem.schedules else ()
         interleaved = tuple(Interleaved(problem, rows, micro, *shape) for shape in shapes)
-        names = [name for name in (*problem.schedules, *problem.later) if name != "interleaved"]
+        # A searched schedule may be that of any other: its bound holds for all.
+        names = [name for name in problem.later or problem.schedules if name != "interleaved"]
         return _Bounds(tuple(Bound(problem, rows, one, micro, memory=memory) for one in names), interleaved, memory)
 
     @property
@@ -200,6 +203,12 @@ class _Bounds:
     others: tuple[Bound, ...]
     interleaved: tuple[Interleaved, ...]
     memory: PricedMemory | None
+
+    @property
+    def least_s(self) -> float:
+        """Lower bound on the step of each."""
+        others_s = [one.least_s * (1 - CLOSE) for one in self.others]
+        return min([*others_s, *(found_s for found_s, _, _ in self._heap[:1])], default=inf)
 
     def any_within(self, limit_s: float) -> bool:
         others = any(one.least_s * (1 - CLOSE) < limit_s and one.possible(limit_s) for one in self.others)

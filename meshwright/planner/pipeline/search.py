@@ -140,7 +140,7 @@ class PipelineSearch:
     def go_on(self, others_s: float) -> Plan | None:
         """The best pipeline of all micro-batch counts, if one of their bounds is below `others_s`, the step of other
         plans."""
-        if self.best is None or all(self.relaxation.bound_s(count, others_s) >= others_s for count in self.counts()):
+        if self.best is None or all(self.relaxation.exceeds(count, others_s) for count in self.counts()):
             return None
         self.search_microbatches()
         return self.best
@@ -226,7 +226,7 @@ class PipelineSearch:
         enough_s: seconds above which the bound is not raised.
         """
         found_s = enough_s
-        rough = {count: self.relaxation.rough_bound_s(count, enough_s) for count in self.counts()}
+        rough = {count: self.relaxation.rough_bound_s(count) for count in self.counts()}
         for count in sorted(rough, key=rough.__getitem__):  # the least bound is all that is asked for
             node, step_s = f"pipelines, {counted(count, 'micro-batch')}", self.relaxation.bound_s(count, found_s)
             if step_s < found_s:
@@ -247,7 +247,7 @@ class PipelineSearch:
     def _try_count(self, count: int) -> float:
         node = f"pipelines, {counted(count, 'micro-batch')}"
         cutoff_s = self.cutoff_s
-        if self.incumbent_s < inf and self.relaxation.bound_s(count, cutoff_s) >= cutoff_s:
+        if self.incumbent_s < inf and self.relaxation.exceeds(count, cutoff_s):
             why = f"none is faster than {show_seconds(cutoff_s)}, whatever its shardings"
             self.log.pruned(node, why, cutoff_s)
             return inf
