@@ -173,25 +173,32 @@ class _Lane:
         self.ways: dict[tuple[bool, bool], list[_Way]] = {}
 
     def _ways(self, first: bool, last: bool) -> list[_Way]:
-        """Of every run of a micro-batch."""
-        count, found = len(self.points), []
+        """Of every run of a micro-batch; segments with the same point run alike, but for those at the ends."""
+        count, found = len(self.points), list[_Way]()
+        known: dict[tuple[int, bool, int], _Way] = {}
         for k, index in enumerate(self.chain):
-            point = self.points[index]
-            gather_s = self._gather_s(k, index, first, last)
-            hidden_s = (
-                gather_s * max(0.0, point.overlappable_s - point.reduce_grads_s) / point.gather_params_s
-                if gather_s
-                else 0.0
-            )
-            if k < count:
-                found.append(_Way(hidden_s, gather_s - hidden_s))
-                continue
-            share = min(1.0, point.overlappable_s / point.reduce_grads_s) if point.reduce_grads_s else 0.0
-            reduce_per_microbatch_s = point.reduce_per_microbatch_s / self.microbatches
-            reduce_s = point.reduce_grads_s - point.reduce_per_microbatch_s if last else 0.0
-            sides = [seconds * part for seconds in (reduce_per_microbatch_s, reduce_s) for part in (share, 1.0 - share)]
-            found.append(_Way(hidden_s, gather_s - hidden_s, *sides))
+            place = index if index in (0, count - 1) else -1
+            key = (id(self.points[index]), k < count, place)
+            if key not in known:
+                known[key] = self._way(k, index, first, last)
+            found.append(known[key])
         return found
+
+    def _way(self, k: int, index: int, first: bool, last: bool) -> _Way:
+        point = self.points[index]
+        gather_s = self._gather_s(k, index, first, last)
+        hidden_s = (
+            gather_s * max(0.0, point.overlappable_s - point.reduce_grads_s) / point.gather_params_s
+            if gather_s
+            else 0.0
+        )
+        if k < len(self.points):
+            return _Way(hidden_s, gather_s - hidden_s)
+        share = min(1.0, point.overlappable_s / point.reduce_grads_s) if point.reduce_grads_s else 0.0
+        reduce_per_microbatch_s = point.reduce_per_microbatch_s / self.microbatches
+        reduce_s = point.reduce_grads_s - point.reduce_per_microbatch_s if last else 0.0
+        sides = [seconds * part for seconds in (reduce_per_microbatch_s, reduce_s) for part in (share, 1.0 - share)]
+        return _Way(hidden_s, gather_s - hidden_s, *sides)
 
     def _gather_s(self, k: int, index: int, first: bool, last: bool) -> float:
         """A run's gather. What is gathered once a step has the first; what is gathered again, all but those of a

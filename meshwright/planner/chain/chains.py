@@ -60,13 +60,17 @@ class Chain:
     def held_bytes(self) -> int:
         return sum(point.point.held_bytes for point in self.points)
 
-    @property
+    @cached_property
     def transient_bytes(self) -> int:
         return max(point.point.transient_bytes for point in self.points)
 
     @cached_property
     def peak_bytes(self) -> int:
         return self.held_bytes + self.transient_bytes + pending_grad_bytes(self._points, self.microbatches)
+
+    def fits(self, budget_bytes: int) -> bool:
+        """Whether the peak is within the budget; the step is not played where it cannot be."""
+        return self.held_bytes + self.transient_bytes <= budget_bytes and self.peak_bytes <= budget_bytes
 
 
 def combine_chains(shardings: ShardingModel, chains: Sequence[Chain], budget_bytes: int) -> Chain | None:
@@ -84,7 +88,7 @@ def combine_chains(shardings: ShardingModel, chains: Sequence[Chain], budget_byt
             found.setdefault(chain.options[index], {})[id(chain.points[index])] = chain.points[index]
         offers.append([(options, list(points.values())) for options, points in found.items()])
         rows.append([_ways(points, boundary(shardings, index, options), micro) for options, points in offers[-1]])
-    incumbent_s = min((chain.weighed_s(None) for chain in chains if chain.peak_bytes <= budget_bytes), default=inf)
+    incumbent_s = min((chain.weighed_s(None) for chain in chains if chain.fits(budget_bytes)), default=inf)
     solution = label_dp(rows, LagrangianBound(rows, budget_bytes), incumbent_s, RESOLUTION, 2 * RESOLUTION)
     if solution is None:
         return None

@@ -51,7 +51,7 @@ class _Search:
         return chain
 
     def fits(self, chain: Chain) -> bool:
-        return chain.peak_bytes <= self.budget_bytes
+        return chain.fits(self.budget_bytes)
 
 
 def _cheapest(shardings: ShardingModel, price: float) -> tuple[float, Chain]:
