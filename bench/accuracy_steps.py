@@ -38,8 +38,9 @@ rows than it scores; devices, network and habits stay fitted on all. No row has 
   Titan RTX (0.8) and an RTX 2080 Ti (0.93), and the all-reduces inside hosts of these and of RTX 3090
   (`bench/fit_collectives.py --layers`), come from Sailor's times of single layers; so does what products in TF32
   reach of its peak (0.51 of what others reach; DeepSpeed had a factor of 1.4 before).
-- *Network*: 0.55 of the nominal bandwidth between two hosts, falling with their number to the power 0.25. It lies
-  between the best and the mean of the HF playbook's collectives and was chosen by the steps of the HF sweep. That
+- *Network*: 0.55 of the nominal bandwidth between two hosts, falling with their number to the power 0.1. The 0.55 was
+  chosen by the steps of the HF sweep, between the best and the mean of the playbook's collectives; the 0.1 is that of
+  the best of these, and of scatters on 4 to 128 hosts of 8 H100 (0.90 to 0.65 of nominal, NVIDIA/nccl issue 1229). That
   sweep itself is priced with the means of the playbook's collectives and no step: 0.6 of the bandwidth for
   all-reduces, 0.8 for others, 35 us for each rank that a ring passes and a jitter of 6e-14 s for each byte and rank
   (18 points of 2 to 64 hosts, off by 13 % on average). Presets do not have it: it is a shared cluster's.
@@ -63,10 +64,13 @@ rows than it scores; devices, network and habits stay fitted on all. No row has 
   and torchtitan none, since `torch.compile` makes them in other kernels. No step was fitted, but torchtitan's rows in
   float8 were in view when its casts were taken to be free, and NVIDIA's (below) when 4 bytes were compared with 6,
   which scales of the tensor at hand would take: they differ by a point.
-- ZeRO-3 by DeepSpeed, in the rows of Narayanan et al., is taken to gather three times with no gather begun early.
-  With both, 175B on 384 A100 takes longer under ZeRO-3 than under tensor and pipeline parallelism, as published; both
-  were chosen with that comparison in view. Where gathers overlap with compute, as our own plans have them, ZeRO-3 is
-  still predicted faster there (60 s against 82 s), and no published run says whether it would be.
+- ZeRO-3 by DeepSpeed, in the rows of Narayanan et al., gathers three times with no gather begun early, each matrix by
+  itself, in lists with a tensor for each rank, which a kernel copies: its code of April 2021 does
+  (`partition_parameters.py`). With that, 175B on 384 A100 takes longer under ZeRO-3 than under tensor and pipeline
+  parallelism, as published (78.7 and 74.3 s here, 81.6 and 76.8 there). That gathers are not begun early was chosen
+  with that comparison in view, the code of lists was read when the network above was found. Where gathers overlap with
+  compute, as our own plans have them, ZeRO-3 is predicted faster there (53 s), and no published run says whether it
+  would be.
 - *Contention*: compute takes 0.49 s longer for each second of a collective that overlaps with it over NVLink, and
   0.07 s over other links. Both are medians of what Mist measured on A100 and V100
   (`meshwright/cluster/contention.py`), fitted to no step; other devices are taken to be alike. Our planner's own
@@ -102,12 +106,12 @@ MISSES = """
 - Llama 3's rows do not say how stages are interleaved; its paper does, layer by layer, and they are priced so
   (without it half of a step with as many micro-batches as stages was a bubble). No such row is in these tables. At
   the layouts of its Table 4 the 8K stages on 8,192 and 16,384 GPUs were predicted 24 and 19 % too fast, and are now
-  13 and 8 %: of what overlaps the paper names FSDP's gathers and reductions and the sends between stages, so tensor
+  14 and 13 %: of what overlaps the paper names FSDP's gathers and reductions and the sends between stages, so tensor
   parallelism's collectives are no longer hidden as in Megatron-Core. This was chosen with those two figures in view.
   What is left has no figure of its own in public: masks of documents make micro-batches unlike each other, and
-  attention was not yet FlashAttention-3 (priced so, 10 and 5 %). Gradients are added up over micro-batches, whatever
+  attention was not yet FlashAttention-3 (priced so, 3 points less). Gradients are added up over micro-batches, whatever
   a row calls the stage of ZeRO; reduced with each, steps would be 2.7 and 3.3 times as long as published. 131,072
-  tokens on 16,384 GPUs are predicted 28 % too slow, against a step that was derived from half of attention's
+  tokens on 16,384 GPUs are predicted 24 % too slow, against a step that was derived from half of attention's
   products, where the mask leaves fewer.
 - Routed experts with tensor and sequence parallelism: ranks exchange their own rows and gather what arrived, as
   Megatron-Core's dispatcher does. No row here has it.
@@ -177,12 +181,15 @@ OUTSIDE_WORDS = """
 - *torchtitan_torchao*: Llama 3 8B on 8 H100 in bfloat16 and in float8 with one scale for a tensor and one for a row;
   cards of 500 W are assumed, as in torchtitan's tables. The last one was 6 % too fast before the scales of all operands
   were priced, which was done with it in view.
-- *megascale*: Megatron-LM on 256 to 12,288 A100, the baseline of MegaScale's Table 2; within 1.8 % up to 3,072 GPUs.
-  Attention (fused, recomputed) and ZeRO-1 are assumed. 6,144 to 12,288 are 13, 12 and 27 % too slow: reductions over
-  96 to 192 hosts are priced at a fraction of the bandwidth that falls with the hosts. Falling by the power 0.1, all
-  eight are within 4.2 %; with the hosts counted up to the 64 that it was fitted on, 16 %. Rings through whole hosts
-  say the contrary: ZeRO-3 on 1,536 A100 (Narayanan et al., Table 2) is 15 % too fast as it is, and would be 44 and 29
-  %. One rank of each host, as here, waits for fewer others than eight; a price by ranks was not tried. It was left.
+- *megascale*: Megatron-LM on 256 to 12,288 A100, the baseline of MegaScale's Table 2, within 4.3 %. Attention (fused,
+  recomputed) and ZeRO-1 are assumed. 6,144 to 12,288 were 13, 12 and 27 % too slow while the network fell to the power
+  0.25.
+- *mcore_r08*: NVIDIA's table of Megatron-Core, 48 ranks of ZeRO-1 each. It says neither how many samples are taken at a
+  time nor how stages are interleaved; one at a time and not at all are priced. They were 41 % too slow while the network
+  fell to the power 0.25. With eight tensor-parallel ranks in one or two stages they still are 87 and 37 %: four samples
+  are all that a replica has, so that gradients in float32 take longer than what hides them. Four samples at a time and
+  interleaved stages fit too, and bring these to 39 and -6 %, and the largest to 11 to 15 % too fast; all overlap of
+  sends, which its README names, needs interleaved stages. Which were run is not published, and none was chosen.
 - *nemo_h100*, *bridge_h100*: NVIDIA's recipes in float8, 5B to 405B on 8 to 1,024 H100. They were off by 8.2 and 5.7
   %; their code keeps, adds and reduces gradients in bfloat16 (`set_precision_configs`, `set_llama3_common_configs`),
   which was found after that. What is left has no common sign: 5B with 4 samples at a time 15 % too fast, 22B 11.

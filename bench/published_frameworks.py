@@ -47,6 +47,7 @@ class Habits:
     loss: str = "float32"
     once: bool = False
     gathers: int = 2
+    listed: int = 0
     in_turn: bool = False
     single_layers: bool = False
     clipped: bool = False
@@ -63,6 +64,10 @@ MEGATRON_2021 = Habits(
     overlap=0.0,
     clipped=True,
 )
+DEEPSPEED_2021 = replace(MEGATRON_2021, overlap=0.0, gathers=3, listed=4)
+"""ZeRO-3 of April 2021 (microsoft/DeepSpeed 112ebff6, `runtime/zero/partition_parameters.py`, `stage3.py`): each of the
+four matrices of a layer is gathered and reduced by itself, as a list with a tensor for each rank, between
+synchronizations."""
 MEGATRON = Habits(Framework("Megatron-LM", kernels=0.95), overlap=0.0, context="all_to_all", clipped=True)
 """Gradients are scaled in their buffer before it is reduced, and zeroed with it (NVIDIA/Megatron-LM,
 `core/distributed/param_and_grad_buffer.py`), their norm is taken and they are clipped (`core/optimizer/clip_grads.py`).
@@ -176,7 +181,7 @@ def habits_of(row: Row) -> Habits:
     name, note = (row.get("set") or "").lower(), row.get("note") or ""
     found = next((habits for prefix, habits in SETS.items() if name.startswith(prefix)), OTHER)
     if name.startswith("sc21") and number_of(row, "zero") == 3:
-        found = replace(MEGATRON_2021, overlap=0.0, gathers=3)
+        found = DEEPSPEED_2021
     if name.startswith("sailor") and "GH200" not in row["gpu"]:
         found = replace(found, framework=replace(found.framework, kernels=1.0))
     if found is COMPOSER and "H100" in row["gpu"]:

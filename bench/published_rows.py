@@ -211,6 +211,7 @@ def _configuration(row: Row, model: Transformer, habits: Habits) -> Configuratio
         loss="half" if "fp16_cross_entropy" in note else habits.loss,
         overlap=habits.overlap,
         gathers=habits.gathers,
+        listed=habits.listed,
         tp_overlap=habits.tp_overlap,
         tp_pipelined=max(habits.tp_pipelined, 0.5) if "async_tp" in note else habits.tp_pipelined,
         gradients=habits.gradients,

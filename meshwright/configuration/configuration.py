@@ -35,6 +35,7 @@ class Configuration:
     loss: dtype of the logits in the loss, or `half`; `steps` where each step of a float32 loss is a kernel, `eager`
         where it is PyTorch's own, uncompiled.
     gathers: how often ZeRO-3 gathers a layer for each micro-batch, 3 where recomputation does so by itself (DeepSpeed).
+    listed: how many tensors of a layer ZeRO-3 gathers and reduces one by one, in a list with a part for each rank.
     overlap: which share of gathers and reductions overlaps compute.
     tp_overlap: which share of backward's collectives of tp overlaps weights' gradients.
     tp_pipelined: which share of all collectives of tp overlaps the products they belong to.
@@ -77,6 +78,7 @@ class Configuration:
     reduce: str = "float32"
     loss: str = "float32"
     gathers: int = 2
+    listed: int = 0
     overlap: float = 1.0
     tp_overlap: float = 0.0
     tp_pipelined: float = 0.0

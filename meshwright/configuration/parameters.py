@@ -25,10 +25,26 @@ def with_parameters(point: FrontierPoint, count: int, mesh: Mesh, given: Configu
         price = price._replace(reduce_grads_s=reduce_s)
     if given.zero < 2:
         price = _in_whole_buffer(price, given)
+    if given.zero == 3 and given.listed:
+        gathers = _listed("all_gather", 3, count * ITEM_BYTES[given.dtype], mesh, given)
+        reduces = _listed("reduce_scatter", 2, count * ITEM_BYTES[given.reduce], mesh, given)
+        price = price._replace(
+            gather_params_s=gathers * price.gather_params_s, reduce_grads_s=reduces * price.reduce_grads_s
+        )
     share = given.overlap * (1.0 - (compute_slowdown(mesh.axes[0]) if given.contention else 0.0))
     if given.clipped:
         price = price._replace(step_s=price.step_s + _passes_s(count, size, mesh, given))
     return _added(point, price, given, _state_bytes(price, count, size, given), share)
+
+
+def _listed(kind: str, passes: int, n_bytes: int, mesh: Mesh, given: Configuration) -> float:
+    """How much longer the tensors of a layer take one after the other, each from or into a list with a part for each
+    rank, which a kernel of its own copies. passes: reads and writes of all bytes by these, and by zeros before."""
+    axis, device = mesh.axes[0], mesh.device
+    rate = device.memory_bandwidth * device.achievable_fraction("memory")
+    copied_s = given.listed * axis.size * device.launch_s + passes * n_bytes / rate
+    one_s = collective_s(kind, n_bytes / given.listed, axis)
+    return (given.listed * one_s + copied_s) / (collective_s(kind, n_bytes, axis) or 1.0)
 
 
 def _passes_s(count: int, ranks: int, mesh: Mesh, given: Configuration) -> float:
