@@ -185,11 +185,10 @@ OUTSIDE_WORDS = """
   recomputed) and ZeRO-1 are assumed. 6,144 to 12,288 were 13, 12 and 27 % too slow while the network fell to the power
   0.25.
 - *mcore_r08*: NVIDIA's table of Megatron-Core, 48 ranks of ZeRO-1 each. It says neither how many samples are taken at a
-  time nor how stages are interleaved; one at a time and not at all are priced. They were 41 % too slow while the network
-  fell to the power 0.25. With eight tensor-parallel ranks in one or two stages they still are 87 and 37 %: four samples
-  are all that a replica has, so that gradients in float32 take longer than what hides them. Four samples at a time and
-  interleaved stages fit too, and bring these to 39 and -6 %, and the largest to 11 to 15 % too fast; all overlap of
-  sends, which its README names, needs interleaved stages. Which were run is not published, and none was chosen.
+  time, so that one is, nor how stages are interleaved: layer by layer, by what its README says of sends (24 % off
+  without). They were 41 % too slow while the network fell to the power 0.25. With four and eight tensor-parallel ranks
+  in one stage they still are 29 and 87 %, as a replica has four samples in all and gradients in float32 take longer
+  than what hides them; with four samples at a time, 3 and 45 %. Others are 20 % too slow to 14 % too fast.
 - *nemo_h100*, *bridge_h100*: NVIDIA's recipes in float8, 5B to 405B on 8 to 1,024 H100. They were off by 8.2 and 5.7
   %; their code keeps, adds and reduces gradients in bfloat16 (`set_precision_configs`, `set_llama3_common_configs`),
   which was found after that. What is left has no common sign: 5B with 4 samples at a time 15 % too fast, 22B 11.

@@ -19,7 +19,7 @@ class Habits:
     """selective: what a row's `selective` recomputation means. dealt: stages get layers as nanotron deals them. in_use:
     memory is what the driver counts, the context included; first_rank: what PyTorch's allocator has reserved on rank 0,
     last_rank: on the first rank of the last stage, under FSDP.
-    once: gradients are reduced once a step, whatever ZeRO says. single_layers: stages are interleaved layer by layer,
+    once: gradients are reduced once a step, whatever ZeRO says. single_layers: stages are interleaved layer by layer
     where a row does not say. network: what all-reduces and other collectives reach
     of the network between hosts of this cluster, its jitter and a ring's step, where other measurements tell."""
 
@@ -73,7 +73,11 @@ MEGATRON = Habits(Framework("Megatron-LM", kernels=0.95), overlap=0.0, context="
 `core/distributed/param_and_grad_buffer.py`), their norm is taken and they are clipped (`core/optimizer/clip_grads.py`).
 """
 MEGATRON_2022 = replace(MEGATRON_2021, tp_overlap=1.0)
-MEGATRON_CORE = Habits(Framework("Megatron-Core"), overlap=0.9, tp_overlap=1.0, tp_pipelined=0.5, clipped=True)
+MEGATRON_CORE = Habits(
+    Framework("Megatron-Core"), overlap=0.9, tp_overlap=1.0, tp_pipelined=0.5, clipped=True, single_layers=True
+)
+"""Sends between stages overlap with compute "by default" (README of core_r0.8.0), which only interleaved stages can
+(`training/arguments.py`): where a row does not say, they have a layer each, as in NVIDIA's recipes of GPT-3 175B."""
 NEMO = replace(MEGATRON_CORE, framework=Framework("NeMo"))
 """NVIDIA's recipes on Megatron-Core. Those in float8 keep, add and reduce gradients in bfloat16 (NVIDIA/NeMo 02a0e6a5,
 `scripts/performance/helpers.py`, `set_precision_configs`), those in bfloat16 in float32 (`bf16_mixed`)."""
@@ -81,7 +85,6 @@ LLAMA_3 = replace(
     MEGATRON_CORE,
     framework=Framework("Llama 3"),
     context="all_gather",
-    single_layers=True,
     once=True,
     tp_overlap=0.0,
     tp_pipelined=0.0,

@@ -198,7 +198,7 @@ def _configuration(row: Row, model: Transformer, habits: Habits) -> Configuratio
         pp=pp,
         cp=number(row, "cp"),
         ep=number(row, "ep"),
-        vpp=number(row, "vpp", (model.layers + 2) // pp if habits.single_layers and pp > 1 else 1),
+        vpp=number(row, "vpp", max(1, (model.layers + 2) // pp) if habits.single_layers and pp > 1 else 1),
         zero=min(1, number(row, "zero", 0)) if habits.once else number(row, "zero", 0),
         sp=_flag(row, "sequence_parallel"),
         micro_batch=number(row, "micro_batch"),

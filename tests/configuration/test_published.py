@@ -108,13 +108,15 @@ def test_a_reason_says_what_was_expected(tmp_path: Path) -> None:
     assert found["not_modelled"] == ["row 0: ep=3; expected a divisor of dp*cp and of 1 experts"]
 
 
-def test_stages_of_llama_3_are_interleaved_where_a_row_does_not_say(tmp_path: Path) -> None:
-    """Its paper has one layer in each chunk, but for the first and last; without that half of the step is a bubble."""
+def test_stages_are_interleaved_where_a_row_does_not_say_and_its_framework_does(tmp_path: Path) -> None:
+    """The first and last stage may have no layer; without interleaving half of the step is a bubble."""
     row = ROW | {"layers": "14", "num_gpus": "32", "tp": "8", "pp": "4", "dp": "1", "global_batch": "8"}
-    sets = _score(tmp_path, [row | {"set": name, "vpp": vpp} for name in ("llama3_x", "mcore_x") for vpp in ("", "4")])
-    (empty, given), (plain, interleaved) = ([step for _, step in one["steps"]] for one in sets.values())
-    assert empty == given
-    assert plain > 1.2 * interleaved
+    names = ("llama3_x", "mcore_x", "megascale_x")
+    sets = _score(tmp_path, [row | {"set": name, "vpp": vpp} for name in names for vpp in ("", "4")])
+    llama, core, plain = ([step for _, step in one["steps"]] for one in sets.values())
+    assert llama[0] == llama[1]
+    assert core[0] == core[1]
+    assert plain[0] > 1.2 * plain[1]
 
 
 def test_gradients_of_llama_3_are_reduced_once_a_step_whatever_a_row_calls_it(tmp_path: Path) -> None:
