@@ -7,7 +7,7 @@ import re
 from meshwright.cluster.device_table import GPUS
 from meshwright.cluster.hosts import ALIASES
 
-NO_PART = re.compile(r"nvidia|geforce|tesla|amd|instinct|sxm\d?|hbm\d?e?|server|edition|gi?b")
+NO_PART = re.compile(r"nvidia|geforce|tesla|amd|instinct|sxm\d?|hbm\d?e?|server|edition|gi?b|dgx|hgx|nvl\d+")
 """Words of a name that tell no two devices apart."""
 MEMORY = re.compile(r"(\d{2,3})(g|gb|gib)?")
 """`80GB`, `80G` or `80`."""

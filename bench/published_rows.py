@@ -29,33 +29,39 @@ PRECISIONS = {
     **dict.fromkeys(("bf16", "bfloat16", "mixed", "bf16_mixed", "amp_bf16"), "mixed"),
     **dict.fromkeys(("fp16", "float16", "half", "fp16_mixed", "amp_fp16"), "fp16"),
     **dict.fromkeys(("fp8", "float8", "fp8_e4m3", "fp8_hybrid", "fp8_tensorwise", "amp_fp8", "fp8_cs"), "fp8"),
-    **dict.fromkeys(("fp8_rowwise", "float8_rowwise"), "fp8-rows"),
+    **dict.fromkeys(("fp8_delayed", "bf16_fp8", "fp8_mixed"), "fp8"),
+    **dict.fromkeys(("mxfp8", "fp8_mx"), "fp8"),
+    **dict.fromkeys(("fp8_rowwise", "float8_rowwise", "fp8_blockwise", "fp8_subchannel"), "fp8-rows"),
     **dict.fromkeys(("fp32", "float32"), "fp32"),
     "tf32": "tf32",
 }
 FLAGS = {**dict.fromkeys(("true", "1", "yes"), "true"), **dict.fromkeys(("false", "0", "no"), "false")}
-STATUSES = {name: name for name in ("ok", "oom", "crash")}
+STATUSES = {"ok": "ok", "oom": "oom", **dict.fromkeys(("crash", "error", "failed", "timeout"), "crash")}
 FAMILIES = {
-    **dict.fromkeys(("gpt", "gpt2", "gpt3", "gpt_2", "gpt_3", "gpt_neo", "gpt_neox", "gpt_j", "opt", "bloom"), "gpt"),
-    **dict.fromkeys(("llama", "llama2", "llama3", "mistral", "qwen", "qwen2", "qwen3", "gemma", "yi"), "llama"),
-    **dict.fromkeys(("moe", "mixtral", "deepseek", "deepseek_v2", "deepseek_v3", "qwen_moe", "grok"), "moe"),
-    **dict.fromkeys(("mpt", "falcon"), "mpt"),
+    **dict.fromkeys(("gpt_oss", "llama", "mistral", "qwen", "gemma", "yi", "internlm", "baichuan", "moe"), "llama"),
+    **dict.fromkeys(("mixtral", "deepseek", "grok"), "llama"),
+    **dict.fromkeys(("gpt", "opt", "bloom", "pythia", "phi"), "gpt"),
+    **dict.fromkeys(("mpt", "falcon", "dbrx", "olmo", "nemotron"), "mpt"),
 }
-"""What blocks are like: norms, positions, biases."""
+"""How a family's name begins, and what its blocks are like: norms, positions, biases."""
 ATTENTION = {
-    **dict.fromkeys(("flash", "flash_attention", "flash_attn", "flash2", "fused", "sdpa", "triton"), "flash"),
+    **dict.fromkeys(("flash", "fa2", "fa3", "fused", "sdpa", "triton", "cudnn", "xformers", "mem_efficient"), "flash"),
     **dict.fromkeys(("unfused", "eager", "math"), "unfused"),
 }
+"""By how the name begins too."""
 SCHEDULES = {
     **{name.replace("-", "_"): name for name in ORDERS},
-    **dict.fromkeys(("none", "interleaved", "interleaved_1f1b", "1f1b_interleaved"), "1f1b"),
+    **dict.fromkeys(("none", "interleaved", "interleaved_1f1b", "interleaved1f1b", "1f1b_interleaved"), "1f1b"),
+    "zb_h1": "zero-bubble",
     "afab": "gpipe",
 }
 """What is interleaved is told by `vpp`."""
 RECOMPUTE = {
-    **{name: name for name in ("none", "full", "selective", "partial")},
+    **{name: name for name in ("none", "full", "selective", "partial", "ops")},
     **dict.fromkeys(("no", "false"), "none"),
-    **dict.fromkeys(("true", "yes", "uniform", "block"), "full"),
+    **dict.fromkeys(("true", "yes", "uniform", "block", "layer"), "full"),
+    **dict.fromkeys(("attention", "core_attn"), "selective"),
+    **dict.fromkeys(("op", "per_op", "selective_op"), "ops"),
 }
 CONTEXT = {
     **dict.fromkeys(("ring", "p2p"), "ring"),
@@ -109,7 +115,7 @@ def case_of(row: Row) -> Case:
             positive_number(name, row[name])
     for name in SIZES:
         number(row, name)
-    _word(row, "status", STATUSES)
+    row["status"] = _word(row, "status", STATUSES)
     try:
         habits = habits_of(row)
         model = _model(row, habits)
@@ -132,16 +138,17 @@ def _flag(row: Row, name: str) -> bool:
 
 def _word(row: Row, name: str, words: dict[str, str]) -> str:
     """What a cell says, in one spelling; nothing where it is empty."""
-    text = re.sub(r"[\s-]", "_", (row.get(name) or "").lower())
-    if text and text not in words:
+    text = re.sub(r"[\s+-]", "_", (row.get(name) or "").lower())
+    begins = name in ("family", "attention")
+    known = next((word for word in words if text == word or (begins and text.startswith(word))), "")
+    if text and not known:
         raise Refused(f"{name} is {row[name][:SHOWN]!r}, expected one of {', '.join(words)}")
-    return words.get(text, "")
+    return words.get(known, "")
 
 
 def _model(row: Row, habits: Habits) -> Transformer:
     family = _word(row, "family", FAMILIES) or "gpt"
     hidden, experts = number(row, "hidden"), number(row, "num_experts")
-    rms = family in ("llama", "moe")
     ffn = number(row, "ffn", 4 * hidden)
     return Transformer(
         layers=number(row, "layers"),
@@ -153,7 +160,7 @@ def _model(row: Row, habits: Habits) -> Transformer:
         kv_heads=number(row, "kv_heads", 0),
         head=number(row, "head_dim", 0),
         gated=_flag(row, "gated_mlp"),
-        rms=rms,
+        rms=family == "llama",
         bias=family == "gpt" and "no_biases" not in (row.get("note") or ""),
         tied=_flag(row, "tied"),
         dropout=habits.dropout,
@@ -259,7 +266,7 @@ def _refused(model: Transformer, given: Configuration) -> str:
 def _numbers(row: Row, name: str, stages: int) -> tuple[int, ...]:
     """One for each stage, or none."""
     text = row.get(name) or ""
-    found = tuple(whole_number(name, one, 0, LARGEST["layers"]) for one in text.split("|") if one.strip())
+    found = tuple(whole_number(name, one, 0, LARGEST["layers"]) for one in re.split(r"[|,;/\s]+", text) if one)
     if found and len(found) != stages:
         raise Refused(f"{name} is {text[:SHOWN]!r}, expected a number for each of {stages} stages")
     return found
@@ -268,7 +275,8 @@ def _numbers(row: Row, name: str, stages: int) -> tuple[int, ...]:
 def _offload(row: Row, stages: int) -> tuple[float, ...]:
     """The optimizer's share on the host, by stage, of weights/gradients/optimizer/activations."""
     text = row.get("stage_offload") or ""
-    found = tuple(float((one.split("/") + ["0"] * 3)[2] or 0) for one in text.split("|") if one)
+    shares = [(one.split("/") + ["0"] * 3)[2].strip() or "0" for one in text.split("|") if one]
+    found = tuple(float(one) if re.fullmatch(r"[\d.]+", one) else -1.0 for one in shares)
     if found and (len(found) != stages or not all(0 <= share <= 1 for share in found)):
         raise Refused(f"stage_offload is {text[:SHOWN]!r}, expected shares for each of {stages} stages")
     return found
