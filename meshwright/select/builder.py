@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.errors import ProblemError
-from meshwright.select.flatten import join, running
-from meshwright.select.problem import Problem
+from meshwright.select.problem import Problem, join, running
 
 
 class ProblemBuilder:

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         on_progress=_print_progress if printed else None,
     )
     if printed:
-        print(_summary(selection))
+        print("\n".join([str(selection), *(f"  {line}" for line in selection.done)]))
     if args.json:
         write_json(args.json, json.dumps(as_json(selection)))
     return 0 if selection.feasible else 1
@@ -70,10 +70,6 @@ def _print_progress(progress: Progress) -> None:
 
 def _number(value: float) -> str:
     return f"{value:18.10g}" if math.isfinite(value) else f"{'-':>18}"
-
-
-def _summary(selection: Selection) -> str:
-    return "\n".join([str(selection), *(f"  {line}" for line in selection.done)])
 
 
 def as_json(selection: Selection) -> dict[str, Any]:

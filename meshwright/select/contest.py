@@ -19,7 +19,8 @@ import numpy as np
 
 from meshwright.errors import ProblemError
 from meshwright.select.builder import ProblemBuilder
-from meshwright.select.problem import Floats, Ints, Problem
+from meshwright.select.graph import Graph
+from meshwright.select.problem import Floats, Ints, Problem, running
 
 FORBIDDEN = 1e18
 
@@ -81,7 +82,7 @@ def _problem(body: _Body) -> Problem:
     for node, (costs, usages) in enumerate(zip(nodes.costs, nodes.usages, strict=True)):
         if len(costs) != len(usages):
             raise ProblemError(f"node {node} has {len(costs)} costs but {len(usages)} usages", "one of each per option")
-    offsets = _running(width)
+    offsets = running(width)
     begin, end = _intervals(nodes.intervals)
     usage = _flat(nodes.usages)
     owner = np.repeat(np.arange(len(width)), width)
@@ -92,7 +93,7 @@ def _problem(body: _Body) -> Problem:
         offsets=offsets,
         costs=_forbid(_flat(nodes.costs)),
         edge_nodes=_pairs(edges.nodes, "edge"),
-        edge_offsets=_running(np.array([len(c) for c in edges.costs], dtype=np.int64)),
+        edge_offsets=running([len(c) for c in edges.costs]),
         edge_costs=_forbid(_flat(edges.costs)),
         limits=np.full(rows, np.inf if body.usage_limit is None else body.usage_limit),
         use_option=np.flatnonzero(used),
@@ -134,10 +135,6 @@ def _maximal_moments(begin: Ints, end: Ints, live: np.ndarray) -> tuple[int, Int
 
 def _flat(lists: list[list[float]]) -> Floats:
     return np.fromiter(chain.from_iterable(lists), dtype=np.float64, count=sum(map(len, lists)))
-
-
-def _running(sizes: Ints) -> Ints:
-    return np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
 
 
 def _forbid(costs: Floats) -> Floats:
@@ -182,26 +179,15 @@ def split_intervals(problem: Problem) -> Problem:
         build.edge(int(one), int(other), problem.matrix(edge))
     for limit in problem.limits:
         build.row(float(limit))
-    seen: set[int] = set()
-    for (node, begin, end), sizes in _uses(problem).items():
-        holder, count = node, len(sizes)
-        if node in seen:
-            holder = build.node(np.zeros(count), name=f"{problem.label(node)} in rows {begin} to {end}")
-            build.edge(node, holder, np.where(np.eye(count, dtype=bool), 0.0, np.inf))
-        seen.add(node)
-        for option in np.flatnonzero(sizes):
-            build.hold(begin, end, holder, int(option), float(sizes[option]))
+    for node, use in Graph(problem).use.items():
+        for item, (begin, end) in enumerate(zip(use.begin.tolist(), use.end.tolist(), strict=True)):
+            holder, sizes = node, use.bytes[item]
+            if item:
+                holder = build.node(np.zeros(len(sizes)), name=f"{problem.label(node)} in rows {begin} to {end}")
+                build.edge(node, holder, np.where(np.eye(len(sizes), dtype=bool), 0.0, np.inf))
+            for option in np.flatnonzero(sizes):
+                build.hold(begin, end, holder, int(option), float(sizes[option]))
     return build.build()
-
-
-def _uses(problem: Problem) -> dict[tuple[int, int, int], Floats]:
-    """Bytes of each option of a node in each of its intervals."""
-    found: dict[tuple[int, int, int], Floats] = {}
-    for use, node in enumerate(problem.use_node.tolist()):
-        key = (node, int(problem.use_begin[use]), int(problem.use_end[use]))
-        sizes = found.setdefault(key, np.zeros(problem.options(node)))
-        sizes[problem.use_option[use] - problem.offsets[node]] += problem.use_bytes[use]
-    return found
 
 
 def _single_interval(problem: Problem) -> tuple[Ints, Ints, Floats]:

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from meshwright.select.flatten import join, running
 from meshwright.select.kernels import rows, trws
 from meshwright.select.kernels.arrays import Arrays
 from meshwright.select.kernels.cycles import Cycles, push, tighten
 from meshwright.select.priced import Steps, row_units
-from meshwright.select.problem import Ints
+from meshwright.select.problem import Ints, join, running
 
 PASSES = 5  # of a round
 STALLED = 1e-3  # of the bound: where a round gains less, cycles are tried
@@ -119,7 +118,7 @@ def own_tables(a: Arrays) -> Arrays:
     """The same problem where no two edges share a table, so that each can be changed."""
     sizes = a.kinds * a.kinds[a.back]
     parts = [a.mats[begin : begin + size] for begin, size in zip(a.mat.tolist(), sizes.tolist(), strict=True)]
-    return a._replace(mats=join(parts), mat=running(sizes.tolist())[:-1])
+    return a._replace(mats=join(parts), mat=running(sizes)[:-1])
 
 
 def cycles(a: Arrays) -> Cycles | None:
@@ -133,7 +132,7 @@ def cycles(a: Arrays) -> Cycles | None:
         return None
     places = [_joint(a, link, links[t - 1]) for links in found for t, link in enumerate(links)]
     link = np.concatenate(found)
-    table = running((a.kinds[link] * a.kinds[a.back[link]]).tolist())
+    table = running(a.kinds[link] * a.kinds[a.back[link]])
     return Cycles(
         start=running([len(links) for links in found]),
         link=link,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.select.graph import Graph
-from meshwright.select.problem import Floats, Ints, Problem
+from meshwright.select.problem import Floats, Ints, Problem, join, running
 
 
 def flatten(graph: Graph, nodes: list[int] | None = None) -> tuple[Problem, list[int]]:
@@ -38,11 +38,3 @@ def _uses(graph: Graph, ids: list[int], offsets: Ints) -> tuple[Ints, Ints, Ints
         parts.append((offset + option, use.begin[item], use.end[item], use.bytes[item, option]))
     option, begin, end, size = (np.concatenate(column) for column in zip(*parts, strict=True))
     return option, begin, end, size
-
-
-def running(sizes: list[int]) -> Ints:
-    return np.concatenate(([0], np.cumsum(sizes, dtype=np.int64))).astype(np.int64)
-
-
-def join(parts: list[Floats]) -> Floats:
-    return np.concatenate(parts) if parts else np.zeros(0)

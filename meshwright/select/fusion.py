@@ -15,8 +15,8 @@ import numpy as np
 
 from meshwright.select import narrow
 from meshwright.select.budget import Best
-from meshwright.select.flatten import flatten, join, running
-from meshwright.select.problem import InfeasibleError, Ints, Problem
+from meshwright.select.flatten import flatten
+from meshwright.select.problem import InfeasibleError, Ints, Problem, join, running
 from meshwright.select.reductions import reduce
 
 # Elementary steps that take as long as putting up and reducing the problem takes for one edge.

@@ -9,13 +9,13 @@ collect in `constant`, bytes that no longer depend on one are taken off `limits`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from meshwright.select.problem import Floats, Ints, Problem
+from meshwright.select.problem import Floats, Ints, Problem, running
 
 
 class Step(Protocol):
@@ -37,11 +37,6 @@ class Use:
 
     def __len__(self) -> int:
         return len(self.begin)
-
-
-def no_use(options: int) -> Use:
-    nothing = np.zeros(0, dtype=np.int64)
-    return Use(nothing, nothing, np.zeros((0, options)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,31 +111,36 @@ class Graph:
         return full
 
 
+class Items(NamedTuple):
+    """Uses by node and interval. Item m of node i (start[i] <= m < start[i + 1]) takes bytes[first[m] + s] with option
+    s in rows begin[m] to end[m].
+    """
+
+    start: Ints
+    begin: Ints
+    end: Ints
+    first: Ints
+    bytes: Floats
+
+
+def items_of(problem: Problem) -> Items:
+    """Bytes of the same option and interval add up."""
+    order = np.lexsort((problem.use_end, problem.use_begin, problem.use_node))
+    order = order[(problem.use_end > problem.use_begin)[order]]
+    node, begin, end = problem.use_node[order], problem.use_begin[order], problem.use_end[order]
+    new = np.ones(len(order), dtype=bool)
+    new[1:] = (np.diff(node) != 0) | (np.diff(begin) != 0) | (np.diff(end) != 0)
+    first = running(np.diff(problem.offsets)[node[new]])
+    size = np.zeros(first[-1])
+    place = first[np.cumsum(new) - 1] + problem.use_option[order] - problem.offsets[node]
+    np.add.at(size, place, problem.use_bytes[order])
+    return Items(running(np.bincount(node[new], minlength=problem.nodes)), begin[new], end[new], first, size)
+
+
 def _uses_by_node(problem: Problem) -> dict[int, Use]:
-    """Groups the flat uses by node and interval; bytes of the same option and interval add up."""
-    found = {i: no_use(n) for i, n in enumerate(np.diff(problem.offsets).tolist())}
-    alive = problem.use_end > problem.use_begin
-    node, begin, end = problem.use_node[alive], problem.use_begin[alive], problem.use_end[alive]
-    local = problem.use_option[alive] - problem.offsets[node]
-    order = np.lexsort((end, begin, node))
-    node, begin, end, local = node[order], begin[order], end[order], local[order]
-    size = problem.use_bytes[alive][order]
-    if not len(node):
-        return found
-    new = np.concatenate(([True], (np.diff(node) != 0) | (np.diff(begin) != 0) | (np.diff(end) != 0)))
-    interval = np.cumsum(new) - 1
-    first = np.flatnonzero(new)
-    for i, lo, hi in _runs(node):
-        base = interval[lo]
-        table = np.zeros((int(interval[hi - 1] - base) + 1, found[i].bytes.shape[1]))
-        np.add.at(table, (interval[lo:hi] - base, local[lo:hi]), size[lo:hi])
-        where = first[base : interval[hi - 1] + 1]
-        found[i] = Use(begin[where], end[where], table)
+    items, found = items_of(problem), {}
+    for node, options in enumerate(np.diff(problem.offsets).tolist()):
+        a, b = items.start[node : node + 2].tolist()
+        table = items.bytes[items.first[a] : items.first[b]].reshape(b - a, options)
+        found[node] = Use(items.begin[a:b], items.end[a:b], table)
     return found
-
-
-def _runs(values: Ints) -> Iterator[tuple[int, int, int]]:
-    """(value, start, stop) of each run of equal values."""
-    starts = np.flatnonzero(np.concatenate(([True], np.diff(values) != 0)))
-    stops: Sequence[int] = [*starts[1:].tolist(), len(values)]
-    return zip(values[starts].tolist(), starts.tolist(), stops, strict=True)

@@ -23,6 +23,7 @@ from meshwright.select.budget import Best
 from meshwright.select.elimination import Order, TooWideError
 from meshwright.select.priced import Prices
 from meshwright.select.problem import Floats, Ints, Problem, no_choice
+from meshwright.select.reductions.components import connected
 
 # Table entries an order may take; some 100 million are filled in a second.
 ENTRIES = 50_000_000
@@ -162,17 +163,4 @@ def _parts(problem: Problem, differs: np.ndarray) -> list[Ints]:
     for a, b in problem.edge_nodes[differs[problem.edge_nodes].all(axis=1)].tolist():
         near[a].append(b)
         near[b].append(a)
-    parts, seen = [], set()
-    for root in near:
-        if root in seen:
-            continue
-        part, front = [root], [root]
-        seen.add(root)
-        while front:
-            for other in near[front.pop()]:
-                if other not in seen:
-                    seen.add(other)
-                    part.append(other)
-                    front.append(other)
-        parts.append(np.array(part))
-    return parts
+    return [np.array(part) for part in connected(near)]

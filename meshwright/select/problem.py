@@ -32,6 +32,15 @@ Ints = npt.NDArray[np.int64]
 ROW_TOLERANCE = 1e-12
 
 
+def running(sizes: Sequence[int] | Ints) -> Ints:
+    """Where each of so many begins, and where the last ends."""
+    return np.concatenate(([0], np.cumsum(sizes, dtype=np.int64))).astype(np.int64)
+
+
+def join(parts: list[Floats]) -> Floats:
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
 class InfeasibleError(ProblemError):
     """It was proven that no choice meets the constraints."""
 

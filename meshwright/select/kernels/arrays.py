@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.select.flatten import join, running
-from meshwright.select.problem import Floats, Ints, Problem
+from meshwright.select.graph import items_of
+from meshwright.select.problem import Floats, Ints, Problem, join, running
 from meshwright.select.reductions import compact
 
 
@@ -50,11 +50,10 @@ def lay_out(problem: Problem) -> Arrays:
     barrier = 1.0 + 100.0 * float(np.abs(finite[np.isfinite(finite)]).max(initial=0.0))
     start, near, back, order = _links(problem)
     sides = _sides(problem)
-    item, begin, end, first, size = _items(problem)
+    items = items_of(problem)
     costs, mats = (np.where(np.isinf(array), barrier, array) for array in (problem.costs, sides.mats))
     return Arrays(problem.offsets.astype(np.int64), costs, start, near, back, sides.seen[order], sides.kinds[order],
-                  sides.classes, sides.mat[order], mats, item, begin, end, first, size,
-                  problem.limits.astype(np.float64))  # fmt: skip
+                  sides.classes, sides.mat[order], mats, *items, problem.limits.astype(np.float64))  # fmt: skip
 
 
 def _links(problem: Problem) -> tuple[Ints, Ints, Ints, Ints]:
@@ -98,17 +97,3 @@ def _sides(problem: Problem) -> _Sides:
     mats = [part.reshape(-1) for each in found for part in (each.matrix, each.matrix.T)]
     seen, kinds, mat = (table[which].T.reshape(-1) for table in (begins, shapes, places))
     return _Sides(seen, kinds, np.concatenate(classes) if classes else seen, mat, join(mats))
-
-
-def _items(problem: Problem) -> tuple[Ints, Ints, Ints, Ints, Floats]:
-    """Uses grouped by node and interval."""
-    node = problem.use_node
-    keys = np.stack((node, problem.use_begin, problem.use_end), axis=1)
-    found, which = np.unique(keys, axis=0, return_inverse=True)
-    which = which.reshape(-1)
-    width = np.diff(problem.offsets)
-    first = running(width[found[:, 0]].tolist())
-    size = np.zeros(int(first[-1]))
-    np.add.at(size, first[which] + problem.use_option - problem.offsets[node], problem.use_bytes)
-    item = running(np.bincount(found[:, 0], minlength=problem.nodes).tolist())
-    return item, found[:, 1].copy(), found[:, 2].copy(), first[:-1].copy(), size

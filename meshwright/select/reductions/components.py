@@ -6,6 +6,7 @@ rows with others and stay; the solvers behind take them together.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,7 +35,7 @@ class Solved:
 def apply(graph: Graph) -> int:
     """Removes every narrow component without uses; returns how many nodes went."""
     gone = 0
-    for nodes in components(graph):
+    for nodes in connected(graph.adj):
         if any(len(graph.use[node]) for node in nodes):
             continue
         problem, ids = flatten(graph, sorted(nodes))
@@ -52,17 +53,17 @@ def apply(graph: Graph) -> int:
     return gone
 
 
-def components(graph: Graph) -> list[list[int]]:
-    """The nodes of each connected component."""
+def connected(near: Mapping[int, Iterable[int]]) -> list[list[int]]:
+    """The nodes of each connected component. near: of every node its neighbours."""
     seen: set[int] = set()
     found = []
-    for root in graph.cost:
+    for root in near:
         if root in seen:
             continue
         seen.add(root)
         part, front = [root], [root]
         while front:
-            for other in graph.adj[front.pop()]:
+            for other in near[front.pop()]:
                 if other not in seen:
                     seen.add(other)
                     part.append(other)

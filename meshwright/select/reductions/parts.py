@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshwright.select.flatten import running
-from meshwright.select.problem import Ints, Problem
+from meshwright.select.problem import Ints, Problem, running
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +84,10 @@ def _only(problem: Problem, mine: np.ndarray) -> Problem:
     sizes = np.diff(problem.edge_offsets)
     return replace(
         problem,
-        offsets=running(width[mine].tolist()),
+        offsets=running(width[mine]),
         costs=problem.costs[option],
         edge_nodes=(np.cumsum(mine) - 1)[problem.edge_nodes[edge]].reshape(-1, 2),
-        edge_offsets=running(sizes[edge].tolist()),
+        edge_offsets=running(sizes[edge]),
         edge_costs=problem.edge_costs[np.repeat(edge, sizes)],
         limits=problem.limits[row],
         use_option=(np.cumsum(option) - 1)[problem.use_option[use]],

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.select.problem import Floats, Ints, Problem
+from meshwright.select.problem import Floats, Ints, Problem, running
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,10 @@ def _restrict(problem: Problem, keep: np.ndarray, owner: Ints, row: Ints, column
     edge = np.repeat(np.arange(problem.edges), np.diff(problem.edge_offsets))
     uses = keep[problem.use_option]
     return Problem(
-        offsets=_running(np.bincount(owner[keep], minlength=problem.nodes)),
+        offsets=running(np.bincount(owner[keep], minlength=problem.nodes)),
         costs=problem.costs[keep],
         edge_nodes=problem.edge_nodes,
-        edge_offsets=_running(np.bincount(edge[pairs], minlength=problem.edges)),
+        edge_offsets=running(np.bincount(edge[pairs], minlength=problem.edges)),
         edge_costs=problem.edge_costs[pairs],
         limits=problem.limits,
         use_option=entry[problem.use_option[uses]],
@@ -103,7 +103,3 @@ def _restrict(problem: Problem, keep: np.ndarray, owner: Ints, row: Ints, column
         names=problem.names,
         name=problem.name,
     )
-
-
-def _running(sizes: Ints) -> Ints:
-    return np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
