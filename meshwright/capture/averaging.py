@@ -81,9 +81,9 @@ class _Reader:
     def _read_op(self, op: Op) -> Averaging:
         short = op.target.split(".")[1] if op.target.startswith("aten.") else op.target
         if short in _COUNTED:
-            return self._counted(op, *(_argument(op, *place) for place in _places(short)))
+            return self._counted(op, *(op.argument(*place) for place in _places(short)))
         if short in _ELEMENTWISE:
-            return _reduced(op, _argument(op, _ELEMENTWISE[short], "reduction", MEAN))
+            return _reduced(op, op.argument(_ELEMENTWISE[short], "reduction", MEAN))
         if short in ("mean", "sum"):
             if not self._over_samples(op):
                 raise _refuse(f"has a term ({op.target}) of values in which samples are mixed already")
@@ -126,13 +126,11 @@ class _Reader:
         kinds = [self.read(arg.name) if isinstance(arg, Ref) else CONSTANT for arg in op.args[:2]]
         varying = [kind for kind in kinds if kind != CONSTANT]
         constant = len(varying) < len(kinds)
-        same = len({(kind.kind, self._targets(kind), kind.ignored) for kind in varying}) <= 1
+        targets = [self.makers[kind.op].operands()[1] if kind.op else "" for kind in varying]
+        same = len({(kind.kind, of, kind.ignored) for kind, of in zip(varying, targets, strict=True)}) <= 1
         if not same or (constant and varying and varying[0].kind == "sum"):
             raise _refuse("adds terms that average over different things")
         return varying[0] if varying else CONSTANT
-
-    def _targets(self, found: Averaging) -> str:
-        return self.makers[found.op].operands()[1] if found.op else ""
 
 
 def _sampled(graph: SegmentGraph) -> set[str]:
@@ -147,10 +145,6 @@ def _sampled(graph: SegmentGraph) -> set[str]:
 def _places(short: str) -> tuple[tuple[int, str, Any], ...]:
     weight, reduction, ignored = _COUNTED[short]
     return (weight, "weight", None), (reduction, "reduction", MEAN), (ignored, "ignore_index", -100)
-
-
-def _argument(op: Op, index: int, name: str, default: Any) -> Any:
-    return op.args[index] if len(op.args) > index else dict(op.kwargs).get(name, default)
 
 
 def _reduced(op: Op, reduction: Any) -> Averaging:

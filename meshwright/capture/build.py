@@ -32,14 +32,11 @@ def build(flat: Flat, batch: int, *, max_ops: int = 24, fine: bool = False) -> P
     natural = cut(chain, flat.loss, max_ops)
     spans = [(i, i + 1) for i in range(len(natural))] if fine else merge(natural, max_ops)
     bodies = [[op for piece in natural[start:end] for op in piece] for start, end in spans]
-    inner = [_inner_cuts(natural[start:end]) for start, end in spans]
     placed = _place(common, bodies)
     for index, body in enumerate(bodies):
-        sunk = [op for op, place in placed if place == index]
-        body[:0] = sunk
-        inner[index] = tuple(cut + len(sunk) for cut in inner[index])
+        body[:0] = [op for op, place in placed if place == index]
     prologue_ops = [op for op, place in placed if place == PROLOGUE]
-    return _assemble(flat, batch, bodies, inner, prologue_ops, marks)
+    return _assemble(flat, batch, bodies, prologue_ops, marks)
 
 
 def _check_loss(flat: Flat, chain: Sequence[Op]) -> None:
@@ -56,11 +53,6 @@ def _check_loss(flat: Flat, chain: Sequence[Op]) -> None:
             "a float loss, computed with parameters that require a gradient",
             "check what is frozen, detached or under `no_grad`",
         )
-
-
-def _inner_cuts(group: Sequence[tuple[Op, ...]]) -> tuple[int, ...]:
-    lengths = [sum(map(len, group[: i + 1])) for i in range(len(group))]
-    return tuple(lengths[:-1])
 
 
 def _place(common: list[Op], bodies: list[list[Op]]) -> list[tuple[Op, int]]:
@@ -87,7 +79,6 @@ def _assemble(
     flat: Flat,
     batch: int,
     bodies: list[list[Op]],
-    inner: list[tuple[int, ...]],
     prologue_ops: list[Op],
     marks: dict[str, str],
 ) -> Program:
@@ -97,7 +88,7 @@ def _assemble(
     binder = _Binder(flat, {value.name for op in prologue_ops for value in op.results})
     for index, body in enumerate(bodies):
         results = (value.name for op in body for value in op.results)
-        binder.add(body, tuple(name for name in results if last_reader.get(name, -1) > index), inner[index])
+        binder.add(body, tuple(name for name in results if last_reader.get(name, -1) > index))
     graphs, segments = binder.finish()
     program = Program(
         batch, flat.inputs, flat.parameters, flat.buffers, prologue, prologue.outputs, graphs, segments,
@@ -147,7 +138,7 @@ class _Binder:
         self.segments: list[Segment] = []
         self.taken: dict[str, int] = {}
 
-    def add(self, body: list[Op], outputs: Names, inner: tuple[int, ...]) -> None:
+    def add(self, body: list[Op], outputs: Names) -> None:
         writes = {value.name for op in body for value in op.results}
         updates = [(buffer, value) for buffer, value in self.flat.updates if value in writes]
         outside = list(dict.fromkeys((*reads(body), *(buffer for buffer, _ in updates))))
@@ -156,8 +147,9 @@ class _Binder:
         shared = tuple(name for name in outside if name in self.shared_values)
         handed = tuple(name for name in outside if name not in {*parameters, *buffers, *shared})
         groups = (handed, shared, parameters, buffers)
-        graph = localise(body, groups, outputs, updates, inner, self.types)
-        key = (structure(graph.ops), tuple(map(len, groups)), _argument_types(graph), graph.outputs, graph.updates)
+        graph = localise(body, groups, outputs, updates, self.types)
+        types = tuple((value.type, value.grad) for value in graph.arguments())
+        key = (structure(graph.ops), tuple(map(len, groups)), types, graph.outputs, graph.updates)
         if key not in self.known:
             self.known[key] = len(self.graphs)
             self.graphs.append(graph)
@@ -220,7 +212,3 @@ def _all_values(flat: Flat) -> dict[str, Value]:
     found |= {b.name: Value(b.name, b.type) for b in flat.buffers}
     found |= {value.name: value for op in flat.ops for value in op.results}
     return found
-
-
-def _argument_types(graph: SegmentGraph) -> tuple[object, ...]:
-    return tuple((value.type, value.grad) for value in graph.arguments())

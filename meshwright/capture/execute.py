@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping
 
 import torch
@@ -29,15 +30,12 @@ def run(
     found = run_graph(program.prologue.at(program.batch), values | buffers, device)
     values.update((name, found[name]) for name in program.shared_values)
     fixed = [graph.at(program.batch) for graph in program.graphs]
+    known = ChainMap(values, buffers, dict(tensors))
     for segment in program.segments:
         graph = fixed[segment.graph].bind(segment.scalars)
-        bound = dict(zip((v.name for v in graph.inputs), (values[n] for n in segment.inputs), strict=True))
-        bound |= dict(
-            zip((v.name for v in graph.shared_values), (values[n] for n in segment.shared_values), strict=True)
-        )
-        bound |= dict(zip((v.name for v in graph.params), (tensors[n] for n in segment.params), strict=True))
-        bound |= dict(zip((v.name for v in graph.buffers), (buffers[n] for n in segment.buffers), strict=True))
-        found = run_graph(graph, bound, device)
+        names = (*segment.inputs, *segment.shared_values, *segment.params, *segment.buffers)
+        pairs = zip(graph.arguments(), names, strict=True)
+        found = run_graph(graph, {value.name: known[name] for value, name in pairs}, device)
         values.update(zip(segment.outputs, (found[name] for name in graph.outputs), strict=True))
         local = dict(zip((v.name for v in graph.buffers), segment.buffers, strict=True))
         buffers.update((local[buffer], found[value]) for buffer, value in graph.updates)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwright.capture.program import Op, Parameter, TensorType, Value
@@ -23,13 +22,3 @@ class Flat:
     loss: str
     notes: tuple[str, ...] = ()
     made: tuple[TensorType, ...] = ()
-
-
-def live(ops: Sequence[Op], needed: set[str]) -> list[Op]:
-    """Ops that the needed values follow from."""
-    kept, wanted = [], set(needed)
-    for op in reversed(ops):
-        if any(value.name in wanted for value in op.results):
-            kept.append(op)
-            wanted.update(op.uses())
-    return kept[::-1]

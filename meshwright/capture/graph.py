@@ -16,7 +16,6 @@ class SegmentGraph:
 
     inputs: what the previous segment hands over. shared_values: parameter-free values (batch tensors, prologue
     results). updates: (buffer, value) pairs; the buffer takes the value after the step's forward.
-    cuts: how many ops precede each natural cut inside, kept for schedules that want finer pieces.
     scalars: how many numbers differ among its segments; `bind` puts a segment's own in.
     """
 
@@ -27,7 +26,6 @@ class SegmentGraph:
     ops: tuple[Op, ...]
     outputs: tuple[str, ...]
     updates: tuple[tuple[str, str], ...] = ()
-    cuts: tuple[int, ...] = ()
     scalars: int = 0
 
     def bind(self, scalars: tuple[float, ...]) -> SegmentGraph:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -125,6 +125,10 @@ class Op:
         assert self._operands is not None
         return self._operands
 
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
+        """An argument given by position or by name."""
+        return self.args[position] if position < len(self.args) else dict(self.kwargs).get(name, default)
+
     def map(self, change: Any) -> Op:
         """The op with `change` applied to every leaf of its arguments."""
         return replace(self, args=map_leaves(self.args, change), kwargs=map_leaves(self.kwargs, change))
@@ -137,6 +141,16 @@ class Op:
 
 def map_leaves(tree: Any, change: Any) -> Any:
     return tuple(map_leaves(item, change) for item in tree) if isinstance(tree, tuple) else change(tree)
+
+
+def live(ops: Sequence[Op], needed: Iterable[str]) -> list[Op]:
+    """Ops that the needed values follow from."""
+    kept, wanted = [], set(needed)
+    for op in reversed(ops):
+        if any(value.name in wanted for value in op.results):
+            kept.append(op)
+            wanted.update(op.uses())
+    return kept[::-1]
 
 
 def _refs(tree: Any) -> Iterator[Ref]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from meshwright.capture.execute import run_graph
-from meshwright.capture.op import Op
+from meshwright.capture.op import Op, live
 from meshwright.capture.program import Program, SegmentGraph
 from meshwright.errors import ModelError
 
@@ -67,11 +67,5 @@ def _constants(graph: SegmentGraph, wanted: set[str], given: Mapping[str, Tensor
     needed = wanted & made
     if not needed:
         return {}
-    kept: list[Op] = []
-    names = set(needed)
-    for op in reversed(ops):
-        if names & {value.name for value in op.results}:
-            names |= set(op.uses())
-            kept.insert(0, op)
-    found = run_graph(replace(graph, ops=tuple(kept)), given, _CPU)
+    found = run_graph(replace(graph, ops=tuple(live(ops, needed))), given, _CPU)
     return {name: found[name] for name in needed}

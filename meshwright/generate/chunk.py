@@ -17,7 +17,8 @@ from torch import Tensor, fx
 
 from meshwright.capture.averaging import Averaging, averaging
 from meshwright.capture.execute import run_graph
-from meshwright.capture.program import Op, Program, SegmentGraph, Value
+from meshwright.capture.op import live
+from meshwright.capture.program import Program, SegmentGraph, Value
 from meshwright.errors import PlanError
 from meshwright.generate.accumulate import LARGE, Adder
 from meshwright.generate.pair import SegmentPair
@@ -85,8 +86,8 @@ class ChunkedPair:
         if isinstance(saved, list):
             saved.clear()
         count = len(self.grad_inputs)
-        names = zip(self.grad_params, found[count:], strict=True)
-        return dict(zip(self.grad_inputs, found[:count], strict=True)), dict(names)
+        inputs, weights = found[:count], found[count:]
+        return dict(zip(self.grad_inputs, inputs, strict=True)), dict(zip(self.grad_params, weights, strict=True))
 
     def _slice(self, arguments: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
         found = dict(arguments)
@@ -102,7 +103,7 @@ class ChunkedPair:
             return [torch.tensor(share, device=place, dtype=torch.float64)] * self.chunks
         op = next(op for op in self.part.graph.ops if op.name == self.averaging.op)
         targets = op.operands()[1]
-        counted = _only(self.part.graph, targets)
+        counted = replace(self.part.graph, ops=tuple(live(self.part.graph.ops, [targets])))
         parts = [self._slice(arguments, index) for index in range(self.chunks)]
         found = [run_graph(counted, part, place)[targets] for part in parts]
         counts = torch.stack([(tensor != self.averaging.ignored).sum() for tensor in found])
@@ -214,14 +215,3 @@ def _cut_dim(whole: Value, piece: Value, chunks: int) -> int | None:
             f"{chunks} chunks of {whole}", "a value that the batch cuts along one dim", "plan without chunks"
         )
     return different[0]
-
-
-def _only(graph: SegmentGraph, wanted: str) -> SegmentGraph:
-    """The graph without the ops that the wanted value does not need."""
-    kept: list[Op] = []
-    needed = {wanted}
-    for op in reversed(graph.ops):
-        if needed & {value.name for value in op.results}:
-            needed |= set(op.uses())
-            kept.append(op)
-    return replace(graph, ops=tuple(reversed(kept)))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
-from meshwright.capture.program import Op, Program, SegmentGraph
+from meshwright.capture.op import live
+from meshwright.capture.program import Program, SegmentGraph
 
 
 def stage_shared_values(program: Program, first: int, end: int) -> tuple[str, ...]:
@@ -20,7 +20,7 @@ def stage_prologue(program: Program, first: int, end: int) -> SegmentGraph:
     graph = program.prologue
     pairs = zip(program.shared_values, graph.outputs, strict=True)
     outputs = tuple(output for name, output in pairs if name in wanted)
-    ops = needed_ops(graph, outputs)
+    ops = tuple(live(graph.ops, outputs))
     read = {name for op in ops for name in op.uses()} | set(outputs)
     return replace(
         graph,
@@ -36,14 +36,3 @@ def stage_inputs(program: Program, first: int, end: int) -> tuple[str, ...]:
     read = {name for segment in program.segments[first:end] for name in segment.shared_values}
     read |= {value.name for value in stage_prologue(program, first, end).shared_values}
     return tuple(value.name for value in program.inputs if value.name in read)
-
-
-def needed_ops(graph: SegmentGraph, wanted: Iterable[str]) -> tuple[Op, ...]:
-    """The ops that the wanted values are computed by."""
-    kept: list[Op] = []
-    needed = set(wanted)
-    for op in reversed(graph.ops):
-        if needed & {value.name for value in op.results}:
-            needed |= set(op.uses())
-            kept.append(op)
-    return tuple(reversed(kept))

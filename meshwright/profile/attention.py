@@ -11,7 +11,7 @@ from math import prod
 from typing import Literal
 
 from meshwright.capture.program import Op, Value
-from meshwright.profile.kept import Saved, literal
+from meshwright.profile.kept import Saved
 from meshwright.profile.operands import packet, type_bytes
 
 RANDOM_STATE_BYTES = 16
@@ -20,11 +20,11 @@ Kernel = Literal["flash", "padded flash", "cudnn", "efficient", "math"]
 
 def is_causal(op: Op) -> bool:
     """Whether a kernel is told of a causal mask; one given as a tensor it cannot skip."""
-    return packet(op.target) == "causal_attention" or bool(literal(op, 5, "is_causal", False))
+    return packet(op.target) == "causal_attention" or bool(op.argument(5, "is_causal", False))
 
 
 def dropout_rate(op: Op) -> float:
-    return 0.0 if packet(op.target) == "causal_attention" else float(literal(op, 4, "dropout_p", 0.0))
+    return 0.0 if packet(op.target) == "causal_attention" else float(op.argument(4, "dropout_p", 0.0))
 
 
 def attention_kernel(op: Op, operands: Sequence[Value], device: str, mask_step: int = 1) -> Kernel:

@@ -154,9 +154,7 @@ def _attention(op: Op, operands: Sequence[Value]) -> tuple[int, int]:
 
 def _is_causal(op: Op) -> bool:
     """Whether a kernel is told of a causal mask; one given as a tensor it cannot skip."""
-    if packet(op.target) != "scaled_dot_product_attention":
-        return False
-    return bool(op.args[5] if len(op.args) > 5 else dict(op.kwargs).get("is_causal", False))
+    return packet(op.target) == "scaled_dot_product_attention" and bool(op.argument(5, "is_causal", False))
 
 
 def _contracted(operand: int, dim: int) -> Callable[[Op, Sequence[Value]], tuple[int, ...]]:

@@ -1,10 +1,9 @@
-"""What a rule about saved values says, and how it reads an op's arguments."""
+"""What a rule about saved values says."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from meshwright.capture.program import Op, Value
 
@@ -19,8 +18,3 @@ class Saved:
 
 
 Rule = Callable[[Op, Sequence[Value]], Saved]
-
-
-def literal(op: Op, position: int, name: str, default: Any) -> Any:
-    """An argument that is a plain value, given by position or by name."""
-    return op.args[position] if position < len(op.args) else dict(op.kwargs).get(name, default)

@@ -18,7 +18,7 @@ from meshwright.capture.program import Op, SegmentGraph, Value
 from meshwright.capture.targets import call
 from meshwright.profile.attention import Kernel, attention_kernel, unfused_attention
 from meshwright.profile.count import ATTENTIONS, VIEWS
-from meshwright.profile.kept import Saved, literal
+from meshwright.profile.kept import Saved
 from meshwright.profile.operands import has_gradient, packet, type_bytes
 from meshwright.profile.saved import DeviceKind, saved
 
@@ -110,7 +110,7 @@ def _place(op: Op, values: Mapping[str, Value], found: Places) -> None:
 
 def returns_operand(op: Op) -> bool:
     """Whether a dropout does nothing, and returns what it was given."""
-    return not literal(op, 2, "train", True) or literal(op, 1, "p", 0.5) == 0
+    return not op.argument(2, "train", True) or op.argument(1, "p", 0.5) == 0
 
 
 def _make(value: Value, strides: tuple[int, ...], found: Places) -> None:

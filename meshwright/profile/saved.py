@@ -14,7 +14,7 @@ from typing import Literal
 
 from meshwright.capture.program import Op, Value
 from meshwright.profile.attention import cpu_attention, cuda_attention
-from meshwright.profile.kept import Rule, Saved, literal
+from meshwright.profile.kept import Rule, Saved
 from meshwright.profile.mixture import MIXTURES, mixture_saved
 from meshwright.profile.operands import Values, full_name, has_gradient, operands_of, packet, type_bytes
 from meshwright.profile.saved_norms import CUDA_NORMS, NORMS, statistic_bytes
@@ -131,14 +131,10 @@ def _divided(op: Op, operands: Sequence[Value]) -> Saved:
     return Saved((0, 1) if operands[1].grad else (1,))
 
 
-def _where(op: Op, operands: Sequence[Value]) -> Saved:
-    return Saved((0,))
-
-
 def _cross_entropy(op: Op, operands: Sequence[Value]) -> Saved:
     """Log-probabilities, the targets, the class weights, and the sum of weights (a number)."""
     logits, weights = operands[0].type, len(operands) > 2
-    smoothed = bool(literal(op, 5, "label_smoothing", 0.0))
+    smoothed = bool(op.argument(5, "label_smoothing", 0.0))
     kept = tuple(range(1, len(operands)))
     if operands[1].type.is_float:
         return Saved(kept, (), type_bytes(logits) * (2 if weights or smoothed else 1))
@@ -186,7 +182,7 @@ def _dropout(noise_bytes: int | None) -> Rule:
     """The noise, in numbers like the operand's, or the mask in bytes; nothing where nothing is dropped."""
 
     def rule(op: Op, operands: Sequence[Value]) -> Saved:
-        idle = not literal(op, 2, "train", True) or literal(op, 1, "p", 0.5) == 0
+        idle = not op.argument(2, "train", True) or op.argument(1, "p", 0.5) == 0
         kept = operands[0].type
         return Saved((), (), 0 if idle else prod(kept.sizes) * (noise_bytes or kept.itemsize))
 
@@ -257,7 +253,7 @@ _RULES: dict[str, Rule] = {
     "l1_loss": _copy_of_operand(()),
     "log_sigmoid": _copy_of_operand((0,)),
     "div": _divided,
-    "where": _where,
+    "where": _always((0,)),
     "masked_fill": _always((1,)),
     "embedding": _always((1,)),
     "vocab_embedding": _vocab_embedding,

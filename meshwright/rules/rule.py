@@ -36,10 +36,7 @@ class Call:
         return cls(op, tuple(values[name].type for name in op.operands()))
 
     def arg(self, position: int, name: str, default: Any = None) -> Any:
-        """An argument given by position or by name."""
-        if position < len(self.op.args):
-            return self.op.args[position]
-        return dict(self.op.kwargs).get(name, default)
+        return self.op.argument(position, name, default)
 
     def shape(self, ref: Ref) -> tuple[int, ...]:
         return self.types[self.op.operands().index(ref.name)].sizes

@@ -59,7 +59,7 @@ def merge(pieces: Sequence[Sequence[Op]], largest: int = 24) -> list[Span]:
     known: dict[Any, int] = {}
     keys = [known.setdefault(structure(piece), len(known)) for piece in pieces]
     ends = [0, *accumulate(len(piece) for piece in pieces)]
-    spans = _units(_Pieces(keys, ends, [_module(piece) for piece in pieces]))
+    spans = _units(_Pieces(keys, ends, [shared_module(piece) for piece in pieces]))
     unit = max((ends[b] - ends[a] for a, b, repeated in spans if repeated), default=largest)
     merged: list[tuple[int, int, bool]] = []
     for start, end, repeated in spans:
@@ -147,7 +147,7 @@ def _aligned(pieces: _Pieces, start: int, period: int, repeats: int, high: int) 
     return max(places, key=lambda place: (pieces.depth(place, place + period), -place)), period, repeats
 
 
-def _module(piece: Sequence[Op]) -> Path:
+def shared_module(piece: Sequence[Op]) -> Path:
     return _shared([tuple(op.module.split(".")) for op in piece if op.module])
 
 

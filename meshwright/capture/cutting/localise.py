@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
+from meshwright.capture.cutting.fold import shared_module
 from meshwright.capture.program import Op, Ref, SegmentGraph, Value
 
 Names = tuple[str, ...]
@@ -26,7 +27,6 @@ def localise(
     groups: tuple[Names, Names, Names, Names],
     outputs: tuple[str, ...],
     updates: list[tuple[str, str]],
-    cuts: tuple[int, ...],
     types: dict[str, Value],
 ) -> SegmentGraph:
     """The graph of a body. groups: what it reads, as inputs, shared_values, parameters and buffers."""
@@ -59,7 +59,7 @@ def localise(
         results = tuple(replace(v, name=name(v.name, re.sub(r"_\d+(?=_|$)", "", v.name))) for v in op.results)
         ops.append(replace(moved, results=results))
     local_updates = tuple((names[buffer], names[value]) for buffer, value in updates)
-    return SegmentGraph(*arguments, tuple(ops), tuple(names[old] for old in outputs), local_updates, cuts)
+    return SegmentGraph(*arguments, tuple(ops), tuple(names[old] for old in outputs), local_updates)
 
 
 def _tails(paths: Names) -> list[str]:
@@ -73,10 +73,5 @@ def _tails(paths: Names) -> list[str]:
 
 def module_of(body: list[Op]) -> str:
     """The module that holds all of it, or its first module."""
-    modules = [op.module.split(".") for op in body if op.module]
-    prefix: list[str] = []
-    for column in zip(*modules, strict=False):
-        if len(set(column)) > 1:
-            break
-        prefix.append(column[0])
-    return ".".join(prefix) or (modules[0][0] if modules else "segment")
+    first = next((op.module.split(".")[0] for op in body if op.module), "segment")
+    return ".".join(shared_module(body)) or first

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshwright.capture.experts import GROUPED, MIX
-from meshwright.capture.flat import live
-from meshwright.capture.program import Op, Ref, Value, map_leaves
+from meshwright.capture.op import live
+from meshwright.capture.program import Op, Ref, Value
 from meshwright.capture.sizes import Size
 
 _ROWWISE = """
@@ -80,17 +80,13 @@ def _fused(op: Op, region: _Region) -> Op:
     names, count = dict(region.names), 0
     calls = []
     for inner in region.body:
-        args, kwargs = (map_leaves(side, lambda leaf: _renamed(leaf, names)) for side in (inner.args, inner.kwargs))
-        calls.append((inner.target, args, kwargs, len(inner.results)))
+        named = inner.map(lambda leaf: names[leaf.name] if isinstance(leaf, Ref) else leaf)
+        calls.append((inner.target, named.args, named.kwargs, len(inner.results)))
         for value in inner.results:
             names[value.name] = f"$v{count}"
             count += 1
     tensors = (Ref(region.tokens), Ref(region.chosen), Ref(region.weights), tuple(map(Ref, region.params)))
     return Op(MIX, tensors, (("body", tuple(calls)), ("experts", region.experts)), op.results, op.module)
-
-
-def _renamed(leaf: Any, names: Mapping[str, str]) -> Any:
-    return names[leaf.name] if isinstance(leaf, Ref) else leaf
 
 
 class _Finder:

@@ -40,7 +40,8 @@ def functional_form(op: Op, types: dict[str, TensorType]) -> list[Call]:
     if name.removesuffix("_") in ARITHMETIC:
         wide = _promoted(op, types)
         if wide != written.dtype:
-            return [(target, op.args, op.kwargs, TensorType(written.shape, wide)), _cast(written)]
+            back = ("aten.to.dtype", (None, TorchConstant(written.dtype)), (), written)
+            return [(target, op.args, op.kwargs, TensorType(written.shape, wide)), back]
     return [(target, op.args, op.kwargs, written)]
 
 
@@ -117,7 +118,3 @@ def _promoted(op: Op, types: dict[str, TensorType]) -> str:
         if isinstance(arg, Ref) and types[arg.name].shape:
             found = torch.promote_types(found, getattr(torch, types[arg.name].dtype))
     return str(found).removeprefix("torch.")
-
-
-def _cast(type_: TensorType) -> Call:
-    return ("aten.to.dtype", (None, TorchConstant(type_.dtype)), (), type_)

@@ -33,8 +33,7 @@ class _Writer:
     made: list[Op] = field(default_factory=list)
 
     def arg(self, position: int, name: str, default: Any = None) -> Any:
-        found = dict(self.op.kwargs)
-        return self.op.args[position] if position < len(self.op.args) else found.get(name, default)
+        return self.op.argument(position, name, default)
 
     def emit(self, target: str, args: tuple[Any, ...], type_: TensorType, *, grad: bool = False, **kwargs: Any) -> Ref:
         stem = f"{self.op.name}_{target.split('.')[1]}"

@@ -15,8 +15,9 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from meshwright.capture.flat import Flat, live
+from meshwright.capture.flat import Flat
 from meshwright.capture.functional import BATCH_NORM, CONSTANT
+from meshwright.capture.op import live
 from meshwright.capture.program import Op, Ref, RunDevice, TensorType, TorchConstant, Value, map_leaves
 from meshwright.capture.reading.alias import Memory, View
 from meshwright.capture.reading.emit import Emitter

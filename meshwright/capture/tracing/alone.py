@@ -9,9 +9,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from threading import get_ident
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -43,16 +44,17 @@ def as_one_process(modules: Iterable[ModuleType], compiled: bool) -> Iterator[li
     asked: list[str] = []
     told = Truth()
     made: dict[tuple[Any, str], Any] = {
-        (dist, "is_initialized"): _answered(dist.is_initialized, False, told) if dist.is_available() else None,
-        (dist, "get_world_size"): _answered(getattr(dist, "get_world_size", None), 1, told),
-        (dist, "get_rank"): _answered(getattr(dist, "get_rank", None), 0, told),
+        (dist, "is_initialized"): _answered(dist.is_initialized, lambda: False, told) if dist.is_available() else None,
+        (dist, "get_world_size"): _answered(getattr(dist, "get_world_size", None), lambda: 1, told),
+        (dist, "get_rank"): _answered(getattr(dist, "get_rank", None), lambda: 0, told),
     }
     for name in COLLECTIVES:
-        made[dist, name] = _refused(getattr(dist, name, None), _collective(name), told)
+        made[dist, name] = _answered(getattr(dist, name, None), _refused(f"torch.distributed.{name}", *_TALKS), told)
     for holder, name in SEEDS:
-        made[holder, name] = _refused(getattr(holder, name), _seeded(name), told)
+        made[holder, name] = _answered(getattr(holder, name), _refused(f"torch.{name}", *_DRAWS), told)
     for holder, name in () if compiled else compile_questions():
-        made[holder, name] = _noted(getattr(holder, name), f"{holder.__name__}.{name}", asked, told)
+        answer = partial(_noted, asked, f"{holder.__name__}.{name}")
+        made[holder, name] = _answered(getattr(holder, name), answer, told, _OWN_PATHS)
     with stand_ins(made, modules):
         yield asked
 
@@ -70,43 +72,33 @@ class Truth:
         return get_ident() != self._thread or name.partition(".")[0] in trusted
 
 
-def _answered(truth: Any, answer: Any, told: Truth) -> Callable[..., Any]:
+def _answered(
+    truth: Any, answer: Callable[[], Any], told: Truth, trusted: frozenset[str] = _TRUSTED
+) -> Callable[..., Any]:
     def answered(*args: Any, **kwargs: Any) -> Any:
-        return truth(*args, **kwargs) if is_dynamo_compiling() or told.for_caller() else answer
+        return truth(*args, **kwargs) if is_dynamo_compiling() or told.for_caller(trusted) else answer()
 
     return answered
 
 
-def _noted(truth: Any, name: str, asked: list[str], told: Truth) -> Callable[..., Any]:
-    def answered(*args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling() or told.for_caller(_OWN_PATHS):
-            return truth(*args, **kwargs)
-        asked.append(name)
-        return False
-
-    return answered
+def _noted(asked: list[str], name: str) -> bool:
+    asked.append(name)
+    return False
 
 
-def _refused(truth: Any, refusal: Callable[[], CaptureError], told: Truth) -> Callable[..., Any]:
-    def refused(*args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling() or told.for_caller():
-            return truth(*args, **kwargs)
-        raise noted(refusal())
+def _refused(called: str, expected: str, todo: str) -> Callable[[], NoReturn]:
+    def refuse() -> NoReturn:
+        raise noted(CaptureError(f"{called} in the forward, at {line_here()}", expected, todo))
 
-    return refused
+    return refuse
 
 
-def _collective(name: str) -> Callable[[], CaptureError]:
-    return lambda: CaptureError(
-        f"torch.distributed.{name} in the forward, at {line_here()}",
-        "a forward as one process runs it on the whole batch: a plan brings in what ranks tell each other",
-        "leave it out, or out of one process: `if torch.distributed.is_initialized():` is answered with False here",
-    )
-
-
-def _seeded(name: str) -> Callable[[], CaptureError]:
-    return lambda: CaptureError(
-        f"torch.{name} in the forward, at {line_here()}",
-        "random numbers that follow from the seed of mw.parallelize, the step and the element",
-        "seed outside of the model; what is drawn alike in every step can be a buffer, drawn when the model is made",
-    )
+_TALKS = (
+    "a forward as one process runs it on the whole batch: a plan brings in what ranks tell each other",
+    "leave it out, or out of one process: `if torch.distributed.is_initialized():` is answered with False here",
+)
+_DRAWS = (
+    "random numbers that follow from the seed of mw.parallelize, the step and the element",
+    "seed outside of the model; what is drawn alike in every step can be a buffer, drawn when the model is made",
+)
+"""What was expected, and what to do."""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import _lru_cache_wrapper, partial
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -19,7 +19,8 @@ _KNOWN = _LIBRARIES | {"transformers"}
 
 def classes_of(model: nn.Module) -> set[type]:
     """Classes of the model's modules, torch's own left out."""
-    return {kind for module in model.modules() for kind in type(module).__mro__ if not _is_torch(kind)}
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__} - {object}
+    return {kind for kind in kinds if kind.__module__.partition(".")[0] != "torch"}
 
 
 def functions_of(model: nn.Module, loss: Callable[..., Any] | None) -> list[FunctionType]:
@@ -129,6 +130,13 @@ def around(function: FunctionType) -> Iterator[tuple[str, Any]]:
             continue
 
 
+def held_in(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet, or deleted
+        return None
+
+
 def names_reached(model: nn.Module, loss: Callable[..., Any] | None) -> set[str]:
     """Names in code that a forward or the loss may reach: their own, and that of methods and functions so named."""
     return _reached(model, loss)[0]
@@ -191,7 +199,3 @@ def forgotten_caches(model: nn.Module, loss: Callable[..., Any] | None) -> Itera
     finally:
         for cache in caches:
             cache.cache_clear()
-
-
-def _is_torch(kind: type) -> bool:
-    return kind is object or kind.__module__.partition(".")[0] == "torch"

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from meshwright.capture.precision import Precision, dtype_in
-from meshwright.capture.tracing.code import places_in
+from meshwright.capture.tracing.code import held_in, places_in
 from meshwright.torch_compat import FakeMode, fake_tensor, forward_hooks
 
 
@@ -83,18 +83,11 @@ def _around(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
     cells, names = function.__closure__ or (), function.__globals__
     read = {key: names[key] for _, held, key in places_in(function) if held is names}
     named = {key: memo[id(value)] for key, value in read.items() if id(value) in memo}
-    if not named and not any(id(_contents(cell)) in memo for cell in cells):
+    if not named and not any(id(held_in(cell)) in memo for cell in cells):
         return function
-    changed = tuple(CellType(memo.get(id(_contents(cell)), _contents(cell))) for cell in cells)
+    changed = tuple(CellType(memo.get(id(held_in(cell)), held_in(cell))) for cell in cells)
     made = FunctionType(
         function.__code__, names | named if named else names, function.__name__, function.__defaults__, changed
     )
     made.__kwdefaults__ = function.__kwdefaults__
     return made
-
-
-def _contents(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not yet assigned
-        return None

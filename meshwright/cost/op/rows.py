@@ -8,7 +8,6 @@ from math import prod
 from meshwright.capture.program import ITEM_BYTES
 from meshwright.cluster.device_profile import LOOKED_UP, VOCABULARY
 from meshwright.cost.op.case import Case, Seconds
-from meshwright.profile.kept import literal
 
 
 def main(name: str) -> Callable[[Case], Seconds]:
@@ -47,7 +46,7 @@ def last_dims(case: Case) -> int:
 
 def one_dim(case: Case) -> int:
     main = case.operands[0].shape
-    dim = literal(case.op, 1, "dim", -1)
+    dim = case.op.argument(1, "dim", -1)
     return prod(main) // max(1, main[dim]) if isinstance(dim, int) and main else 1
 
 
@@ -57,7 +56,7 @@ def classes(case: Case) -> int:
 
 
 def groups(case: Case) -> int:
-    return case.operands[0].shape[0] * int(literal(case.op, 1, "num_groups", 1))
+    return case.operands[0].shape[0] * int(case.op.argument(1, "num_groups", 1))
 
 
 def channels(case: Case) -> int:
@@ -69,7 +68,7 @@ def reduction(case: Case) -> Seconds:
     main, result = case.operands[0], case.results[0]
     units = max(1, prod(result.shape))
     width = max(1, prod(main.shape) // units)
-    dims = literal(case.op, 1, "dim", ())
+    dims = case.op.argument(1, "dim", ())
     dims = (dims,) if isinstance(dims, int) else dims if isinstance(dims, tuple) else ()
     last = not dims or any(dim in (-1, len(main.shape) - 1) for dim in dims)
     itemsize = ITEM_BYTES[main.dtype]
@@ -81,7 +80,7 @@ def reduction(case: Case) -> Seconds:
 
 
 def dropout(case: Case) -> Seconds:
-    idle = not literal(case.op, 2, "train", True) or literal(case.op, 1, "p", 0.5) == 0
+    idle = not case.op.argument(2, "train", True) or case.op.argument(1, "p", 0.5) == 0
     return (0.0, 0.0, 0.0) if idle else main("dropout")(case)
 
 
@@ -104,7 +103,7 @@ def pool(name: str) -> Callable[[Case], Seconds]:
     """Forward by the windows looked at, backward by the pixels handed a gradient."""
 
     def seconds(case: Case) -> Seconds:
-        window = literal(case.op, 1, "kernel_size", (3, 3))
+        window = case.op.argument(1, "kernel_size", (3, 3))
         share = (prod(window if isinstance(window, tuple) else (window, window)) / 9) ** 0.5
         forward_s = case.kernel(f"{name}.forward", case.results[0].bytes * share)
         return forward_s, case.kernel(f"{name}.backward", case.operands[0].bytes * share), 0.0

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from meshwright.capture.averaging import Averaging, averaging
 from meshwright.capture.execute import run_graph
+from meshwright.capture.op import live
 from meshwright.capture.program import Program, SegmentGraph
 from meshwright.generate.program import Generated
 from meshwright.layout.collectives import all_reduce
 from meshwright.plan import Plan
-from meshwright.plan.stages import needed_ops
 
 
 class Weigher:
@@ -79,4 +79,4 @@ class _Counter:
 
 def only(graph: SegmentGraph, wanted: set[str]) -> SegmentGraph:
     """The graph without the ops that the wanted values do not need."""
-    return replace(graph, ops=needed_ops(graph, wanted))
+    return replace(graph, ops=tuple(live(graph.ops, wanted)))

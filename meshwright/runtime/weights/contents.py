@@ -25,6 +25,7 @@ from meshwright.capture.tracing.code import (
     code_reached,
     functions_of,
     functions_reached,
+    held_in,
     is_installed,
     named_in,
     names_in,
@@ -122,10 +123,10 @@ def _around_code(model: nn.Module, loss: Callable[..., Any] | None, names: set[s
         for name, value in around(function):
             cell = (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
             if isinstance(value, Tensor):
-                yield f"{name} around {function.__qualname__}", partial(_in_cell, cell)
+                yield f"{name} around {function.__qualname__}", partial(held_in, cell)
             else:
                 yield from _looked_into(
-                    f"{name} around {function.__qualname__}", value, partial(_in_cell, cell), members
+                    f"{name} around {function.__qualname__}", value, partial(held_in, cell), members
                 )
 
 
@@ -175,13 +176,6 @@ def _digest(value: Tensor) -> int:
     if value.layout is not torch.strided:
         return 0
     return hash(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-
-
-def _in_cell(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # deleted
-        return None
 
 
 def _is_looked_at(value: Any) -> bool:
