@@ -17,7 +17,7 @@ from meshwright import torch_compat
 from meshwright.capture.program import Ref, TorchConstant, map_leaves
 from meshwright.capture.targets import resolve
 from meshwright.errors import RuleError, RuleWarning
-from meshwright.layout.states import P, R, S, State
+from meshwright.layout.states import Layout, P, R, S, State
 from meshwright.rules.findings import Finding, Sample, cuts, partials, prove_findings, sample
 from meshwright.rules.prove import Case, run_by_position
 from meshwright.rules.rule import Call, Rule
@@ -139,6 +139,4 @@ def _backward(results: Sequence[Any], states: Sequence[State | None], tensors: S
 
 
 def _placement(state: State) -> Any:
-    from torch.distributed.tensor import Partial, Replicate, Shard
-
-    return Shard(state.dim) if state.dim is not None else Partial() if state.kind == "P" else Replicate()
+    return Layout.of(state).placements()[0]

@@ -18,7 +18,7 @@ from meshwright.capture.program import Op
 from meshwright.errors import RuleError
 from meshwright.layout.states import P, S, State
 from meshwright.rules.findings import Finding, Sample, cuts, takes
-from meshwright.rules.prove import Case, run_by_position
+from meshwright.rules.prove import Case, gradients_of, run_by_position
 
 
 def experiments(small: Sample, alike: bool = False) -> Iterator[Finding]:
@@ -61,7 +61,7 @@ class _Trial:
         upstream = tuple(
             torch.rand(r.shape, generator=generator, dtype=r.dtype) if r.requires_grad else None for r in results
         )
-        gradients = _gradients(results, upstream, operands)
+        gradients = gradients_of(results, upstream, operands)
         return cls(operands, tuple(r.detach() for r in results), upstream, gradients)
 
     def results_of(self, op: Op, cut: Sequence[State]) -> tuple[State, ...] | None:
@@ -96,7 +96,7 @@ class _Trial:
                 None if g is None else g.chunk(2, s.dim)[side] if s.dim is not None else g
                 for g, s in zip(self.upstream, states, strict=True)
             ]
-            found.append(_gradients(made[side], upstream, [pair[side] for pair in halves]))
+            found.append(gradients_of(made[side], upstream, [pair[side] for pair in halves]))
         for whole, first, second, state in zip(self.gradients, found[0], found[1], cut, strict=True):
             if whole is None:
                 continue
@@ -111,18 +111,6 @@ class _Trial:
 def _halved(operand: Tensor, state: State) -> tuple[Tensor, ...]:
     pieces = operand.detach().chunk(2, state.dim) if state.dim is not None else (operand.detach(),) * 2
     return tuple(piece.clone().requires_grad_(operand.requires_grad) for piece in pieces)
-
-
-def _gradients(
-    results: Sequence[Tensor], upstream: Sequence[Tensor | None], operands: Sequence[Tensor]
-) -> tuple[Tensor | None, ...]:
-    pairs = [(r, g) for r, g in zip(results, upstream, strict=True) if g is not None and r.requires_grad]
-    wanted = [t for t in operands if t.requires_grad]
-    if not pairs or not wanted:
-        return (None,) * len(operands)
-    outputs, given = zip(*pairs, strict=True)
-    found = dict(zip(map(id, wanted), torch.autograd.grad(outputs, wanted, given, allow_unused=True), strict=True))
-    return tuple(found.get(id(t)) for t in operands)
 
 
 def _placed(whole: Tensor, first: Tensor, second: Tensor) -> State | None:

@@ -52,8 +52,10 @@ class Finding:
     def name(self) -> str:
         """The factor's name says what it is, so that a plan means the same wherever it is read: `f0r_0` has the first
         operand sharded along dim 0, the second whole, and the result along dim 0."""
-        operands, results = ("".join(map(_code, side)) for side in (self.operands, self.results))
-        return f"f{operands}_{results}"
+        codes = [
+            [s.kind.lower() if s.dim is None else str(s.dim) for s in side] for side in (self.operands, self.results)
+        ]
+        return f"f{'_'.join(map(''.join, codes))}"
 
     @property
     def carries(self) -> bool:
@@ -62,10 +64,6 @@ class Finding:
 
     def states(self) -> tuple[State, ...]:
         return self.operands + self.results
-
-
-def _code(state: State) -> str:
-    return state.kind.lower() if state.dim is None else str(state.dim)
 
 
 def key_of(call: Call) -> object:
@@ -100,7 +98,8 @@ def sample(call: Call) -> Sample | None:
             if any(prod(t.sizes) > LARGEST for t in types):
                 continue
             same = tuple(replace(t, dtype=dtype) if t.is_float else t for t in types)
-            op = replace(call.op.map(lambda leaf, to=dtype: _recast(leaf, to)), results=())
+            single, wanted = TorchConstant("float32"), TorchConstant(dtype)
+            op = replace(call.op.map(lambda leaf, one=single, to=wanted: to if leaf == one else leaf), results=())
             cases = tuple(_examples(Call(op, same)))
             if cases and _tells(cases):
                 return Sample(Call(cases[0].op, same), cases, tolerance)
@@ -273,7 +272,3 @@ def _random(type_: TensorType, draw: Draw, generator: torch.Generator) -> Tensor
         return drawn.to(getattr(torch, type_.dtype)).requires_grad_()
     high = 2 if type_.dtype == "bool" else min([4, *(size for size in type_.sizes if size)])
     return torch.randint(0, high, type_.sizes, generator=generator).to(getattr(torch, type_.dtype))
-
-
-def _recast(leaf: object, dtype: str) -> object:
-    return TorchConstant(dtype) if leaf == TorchConstant("float32") else leaf

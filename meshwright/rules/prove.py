@@ -6,7 +6,7 @@ Checked: the result, by its declared layout; the gradient of every operand, by i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from meshwright.capture.program import Op, Ref, TensorType, TorchConstant, Value
 from meshwright.capture.targets import call
 from meshwright.cluster.mesh import Mesh
 from meshwright.errors import RuleError
-from meshwright.layout.collectives import record
+from meshwright.layout.record import record
 from meshwright.layout.states import Layout, R, State, chunk_length
 from meshwright.layout.steps import Collective
 from meshwright.layout.threads import simulate
@@ -202,31 +202,29 @@ def _step(
     with record() as forward:
         results = run_by_position(op, operands)
     check(op, results)
+    with record() as backward:
+        gradients = gradients_of(results, upstream, operands)
+    return Outcome(tuple(r.detach() for r in results), gradients, tuple(forward), tuple(backward))
+
+
+def gradients_of(
+    results: Sequence[Tensor], upstream: Sequence[Tensor | None], operands: Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """Of every operand, from those of the results."""
     pairs = [(r, g) for r, g in zip(results, upstream, strict=True) if g is not None and r.requires_grad]
     wanted = [t for t in operands if t.requires_grad]
-    with record() as backward:
-        found: Iterable[Tensor | None] = ()
-        if pairs and wanted:
-            outputs, gradients = zip(*pairs, strict=True)
-            found = torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
-    by_id = dict(zip(map(id, wanted), found, strict=False))
-    return Outcome(
-        tuple(r.detach() for r in results),
-        tuple(by_id.get(id(t)) for t in operands),
-        tuple(forward),
-        tuple(backward),
-    )
+    if not pairs or not wanted:
+        return (None,) * len(operands)
+    outputs, given = zip(*pairs, strict=True)
+    found = dict(zip(map(id, wanted), torch.autograd.grad(outputs, wanted, given, allow_unused=True), strict=True))
+    return tuple(found.get(id(t)) for t in operands)
 
 
 def run_by_position(op: Op, operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Call by position: one value read twice may be in two layouts."""
     position = iter(range(len(operands)))
-    placed = op.map(_renaming(lambda: f"operand{next(position)}"))
+    placed = op.map(lambda leaf: Ref(f"operand{next(position)}") if isinstance(leaf, Ref) else leaf)
     return call(placed, {f"operand{i}": t for i, t in enumerate(operands)}, _CPU)
-
-
-def _renaming(name: Callable[[], str]) -> Callable[[Any], Any]:
-    return lambda leaf: Ref(name()) if isinstance(leaf, Ref) else leaf
 
 
 def _split(piece: Tensor, state: State, size: int) -> list[Tensor]:

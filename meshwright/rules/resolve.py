@@ -13,9 +13,8 @@ from meshwright.capture.sizes import BatchSize
 from meshwright.errors import RuleError
 from meshwright.rules.register import packet, prove_user_rule, user_rule
 from meshwright.rules.rule import Call, Rule, Tier
-from meshwright.rules.shapes import opaque
-from meshwright.rules.signature import Signature
 from meshwright.rules.table import RULES
+from meshwright.rules.table.factories import invariant
 
 _FOUND: dict[object, Rule | None] = CACHES.own({})
 
@@ -84,12 +83,7 @@ def tier(op: Op, values: Mapping[str, Value] | None = None) -> Tier:
     return resolve_rule(op, types).tier
 
 
-def _all_invariant(call: Call) -> Signature:
-    terms, fixed = opaque((*call.types, *call.result_types))
-    return Signature(terms[: len(call.types)], terms[len(call.types) :], fixed)
-
-
-FALLBACK = Rule(_all_invariant, tier="fallback")
+FALLBACK = Rule(invariant, tier="fallback")
 
 
 def _refuse_random(op: Op) -> None:

@@ -65,15 +65,8 @@ class RingAttention(torch.autograd.Function):
                 block = ring_shift(block, axis, size)
             back = ring_shift(back, axis, size)
         keys_back, values_back = torch.split(back, [key.shape[-1], value.shape[-1]], -1)
-        return (
-            queries_back.reshape(query.shape).to(query.dtype),
-            keys_back.to(key.dtype),
-            values_back.to(value.dtype),
-            None,
-            None,
-            None,
-            None,
-        )
+        queries_back = queries_back.reshape(query.shape).to(query.dtype)
+        return queries_back, keys_back.to(key.dtype), values_back.to(value.dtype), None, None, None, None
 
 
 def _grouped(query: Tensor, key: Tensor) -> Tensor:

@@ -12,8 +12,9 @@ from math import prod
 from meshwright.layout.states import S
 from meshwright.layout.steps import Collective
 from meshwright.rules.rule import LOWERINGS, Call, Lowering, Rule, Split
-from meshwright.rules.shapes import broadcast_dims, named, opaque
+from meshwright.rules.shapes import broadcast_dims, named
 from meshwright.rules.signature import Dim, Signature, Term
+from meshwright.rules.table.factories import invariant
 
 RING = "ring"
 
@@ -26,8 +27,7 @@ def attention(call: Call) -> Signature:
     """
     query, key = call.types[0].sizes, call.types[1].sizes
     if len(query) < 3 or query[:-3] != key[:-3]:
-        terms, fixed = opaque((*call.types, *call.result_types))
-        return Signature(terms[:-1], terms[-1:], fixed)
+        return invariant(call)
     lead = named(len(query) - 3)
     grouped = key[-3] not in (1, query[-3])
     heads: Dim = ("h", "q") if grouped else ("h",)

@@ -11,54 +11,45 @@ from meshwright.rules.rule import Call, Lowering, Rule, Split, with_arg
 from meshwright.rules.shapes import named
 from meshwright.rules.signature import Dim, Signature, Term
 
+GROUPS = (6, "groups", 1)
+"""Where an op has its groups, by position and by name, and how many they are otherwise."""
 
-def convolution(groups_at: int) -> Callable[[Call], Signature]:
+
+def convolution(call: Call) -> Signature:
     """Input channels are (groups, inputs per group), output channels (groups, outputs per group).
 
     Without groups the input channels are contracted, and the bias is then `P`: the sum must hold it once.
     """
-
-    def build(call: Call) -> Signature:
-        spatial = call.rank(1) - 2
-        batch: tuple[Dim, ...] = (("b",),) if call.rank() == spatial + 2 else ()
-        groups = call.arg(groups_at, "groups", 1)
-        grouped: Dim = ("g",) if groups > 1 else ()
-        inputs, outputs = (*grouped, "i"), (*grouped, "o")
-        sizes = [tuple((f"{letter}{n}",) for n in range(spatial)) for letter in "xky"]
-        operands = [Term((*batch, inputs, *sizes[0])), Term((outputs, ("i",), *sizes[1]))]
-        if len(call.types) > 2:
-            operands.append(Term((outputs,), (("i", P),)))
-        fixed = {name for dims in sizes for dim in dims for name in dim}
-        # Under groups the inner channels of a group are not the outermost part of any dim but the weight's own.
-        fixed |= {"i", "o"} if grouped else set()
-        result = Term((*batch, outputs, *sizes[2]))
-        return Signature(tuple(operands), (result,), frozenset(fixed), given=(("g", groups),))
-
-    return build
+    spatial = call.rank(1) - 2
+    batch: tuple[Dim, ...] = (("b",),) if call.rank() == spatial + 2 else ()
+    groups = call.arg(*GROUPS)
+    grouped: Dim = ("g",) if groups > 1 else ()
+    inputs, outputs = (*grouped, "i"), (*grouped, "o")
+    sizes = [tuple((f"{letter}{n}",) for n in range(spatial)) for letter in "xky"]
+    operands = [Term((*batch, inputs, *sizes[0])), Term((outputs, ("i",), *sizes[1]))]
+    if len(call.types) > 2:
+        operands.append(Term((outputs,), (("i", P),)))
+    fixed = {name for dims in sizes for dim in dims for name in dim}
+    # Under groups the inner channels of a group are not the outermost part of any dim but the weight's own.
+    fixed |= {"i", "o"} if grouped else set()
+    result = Term((*batch, outputs, *sizes[2]))
+    return Signature(tuple(operands), (result,), frozenset(fixed), given=(("g", groups),))
 
 
-def transposed(groups_at: int) -> Callable[[Call], Signature]:
+def transposed(call: Call) -> Signature:
     """As a convolution, but the weight has the input channels in front."""
-
-    def build(call: Call) -> Signature:
-        plain = convolution(groups_at)(call)
-        image, weight, *bias = plain.operands
-        kernel = weight.dims[2:]
-        turned = Term((image.dims[-1 - len(kernel)], ("o",), *kernel))
-        return replace(plain, operands=(image, turned, *bias))
-
-    return build
+    plain = convolution(call)
+    image, weight, *bias = plain.operands
+    kernel = weight.dims[2:]
+    turned = Term((image.dims[-1 - len(kernel)], ("o",), *kernel))
+    return replace(plain, operands=(image, turned, *bias))
 
 
-def local_groups(position: int) -> Callable[[Split], Lowering]:
-    def lower(split: Split) -> Lowering:
-        ways = split.ways("g")
-        if ways == 1:
-            return Lowering(split.local)
-        groups = split.call.arg(position, "groups", 1) // ways
-        return Lowering(with_arg(split.local, position, "groups", groups))
-
-    return lower
+def local_groups(split: Split) -> Lowering:
+    ways = split.ways("g")
+    if ways == 1:
+        return Lowering(split.local)
+    return Lowering(with_arg(split.local, *GROUPS[:2], split.call.arg(*GROUPS) // ways))
 
 
 def spatial(count: int, linear: bool) -> Callable[[Call], Signature]:
@@ -117,7 +108,7 @@ def sampled(call: Call) -> Signature:
 _CONVOLUTION = "b (g i) x!, (g o) i k!, (g o)[i=P] -> b (g o) y!"
 _SPATIAL = "... x! -> ... y!"
 RULES = {
-    f"aten.conv{n}d{overload}": Rule(convolution(6), local_groups(6), shown=_CONVOLUTION)
+    f"aten.conv{n}d{overload}": Rule(convolution, local_groups, shown=_CONVOLUTION)
     for n in (1, 2, 3)
     for overload in (".default", ".padding")
 }
@@ -128,9 +119,7 @@ RULES |= {
     f"aten.adaptive_max_pool{n}d": Rule(spatial(n, linear=False), shown=_SPATIAL, uneven=False) for n in (1, 2, 3)
 }
 RULES |= {
-    f"aten.conv_transpose{n}d": Rule(
-        transposed(6), local_groups(6), shown="b (g i) x!, (g i) o k!, (g o)[i=P] -> b (g o) y!"
-    )
+    f"aten.conv_transpose{n}d": Rule(transposed, local_groups, shown="b (g i) x!, (g i) o k!, (g o)[i=P] -> b (g o) y!")
     for n in (1, 2, 3)
 }
 RULES |= {

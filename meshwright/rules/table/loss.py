@@ -15,10 +15,14 @@ from meshwright.rules.table.reductions import MEAN, NONE
 COUNT_BYTES = 8
 
 
+def _rows(call: Call) -> tuple[str, ...]:
+    return tuple(f"r{i}" for i in range(call.rank() - 1))
+
+
 def cross_entropy(call: Call) -> Signature:
     """Logits [rows, classes, more rows] or [classes]; targets without the classes, or with them (probabilities)."""
     at = min(1, call.rank() - 1)
-    rows: tuple[Dim, ...] = tuple((f"r{i}",) for i in range(call.rank() - 1))
+    rows: tuple[Dim, ...] = tuple((factor,) for factor in _rows(call))
     logits = Term((*rows[:at], ("c",), *rows[at:]))
     targets = logits if _is_soft(call) else Term(rows)
     weights = tuple(Term((("c",),)) for _ in call.types[2:])
@@ -29,7 +33,7 @@ def cross_entropy(call: Call) -> Signature:
 def lower_cross_entropy(split: Split) -> Lowering:
     """Sums need nothing of other ranks' rows; means need the whole count; sharded classes are merged row by row."""
     call, op = split.call, split.local
-    rows, classes = split.axis(*(f"r{i}" for i in range(call.rank() - 1))), split.axis("c")
+    rows, classes = split.axis(*_rows(call)), split.axis("c")
     reduction, ignored = call.arg(3, "reduction", MEAN), ("ignore_index", call.arg(4, "ignore_index", -100))
     rows = rows if reduction == MEAN else ""
     if classes:
@@ -39,7 +43,7 @@ def lower_cross_entropy(split: Split) -> Lowering:
         return Lowering(lowered, _class_collectives(split, classes) + _count(split, rows))
     if not rows:
         return Lowering(op)
-    parts = split.ways(*(f"r{i}" for i in range(call.rank() - 1)))
+    parts = split.ways(*_rows(call))
     smoothing = ("label_smoothing", call.arg(5, "label_smoothing", 0.0))
     literals = (ignored, smoothing, ("rows", rows), ("parts", parts))
     tensors = (*op.args[:2], call.arg(2, "weight"))
@@ -50,17 +54,14 @@ def lower_cross_entropy(split: Split) -> Lowering:
 
 def nll_loss(call: Call) -> Signature:
     """Logarithms of probabilities and class indices; the classes stay whole."""
-    at = min(1, call.rank() - 1)
-    rows: tuple[Dim, ...] = tuple((f"r{i}",) for i in range(call.rank() - 1))
-    logits = Term((*rows[:at], ("c",), *rows[at:]))
-    weights = tuple(Term((("c",),)) for _ in call.types[2:])
-    result = Term(rows if call.arg(3, "reduction", MEAN) == NONE else ())
-    return Signature((logits, Term(rows), *weights), (result,), frozenset({"c"}))
+    logits, rows, *weights = cross_entropy(call).operands
+    result = rows if call.arg(3, "reduction", MEAN) == NONE else Term(())
+    return Signature((logits, rows, *weights), (result,), frozenset({"c"}))
 
 
 def lower_nll_loss(split: Split) -> Lowering:
     call, op = split.call, split.local
-    rows = split.axis(*(f"r{i}" for i in range(call.rank() - 1)))
+    rows = split.axis(*_rows(call))
     if not rows or call.arg(3, "reduction", MEAN) != MEAN:
         return Lowering(op)
     literals = (("ignore_index", call.arg(4, "ignore_index", -100)), ("rows", rows))
@@ -70,8 +71,6 @@ def lower_nll_loss(split: Split) -> Lowering:
 
 def _class_collectives(split: Split, axis: str) -> tuple[Collective, ...]:
     """Each row's largest logit, then its sum of exponentials and its target's logit together."""
-    if not axis:
-        return ()
     logits, targets = split.operands
     local_rows = prod(targets.sizes)
     wide = 8 if logits.dtype == "float64" else 4
@@ -91,7 +90,7 @@ def _count(split: Split, axis: str) -> tuple[Collective, ...]:
 
 def loose(call: Call) -> tuple[str, ...]:
     """Classes where they can be sharded; rows, unless their number is taken to be the same on every rank."""
-    rows = tuple(f"r{i}" for i in range(call.rank() - 1))
+    rows = _rows(call)
     return ("c", *(() if _is_soft(call) and call.arg(3, "reduction", MEAN) == MEAN else rows))
 
 

@@ -6,8 +6,9 @@ from collections import Counter
 
 from meshwright.layout.states import P
 from meshwright.rules.rule import Call, Rule
-from meshwright.rules.shapes import broadcast_dims, named, opaque
+from meshwright.rules.shapes import broadcast_dims, named
 from meshwright.rules.signature import Dim, Signature, Term
+from meshwright.rules.table.factories import invariant
 
 
 def matmul(call: Call) -> Signature:
@@ -85,8 +86,7 @@ def grouped(call: Call) -> Signature:
     """Rows sorted by group, each times its group's matrix; which rows a group has is data, so both stay whole."""
     if (call.rank(0), call.rank(1), len(call.types)) == (2, 3, 3):
         return Rule(_GROUPED).bind(call)
-    terms, fixed = opaque((*call.types, *call.result_types))
-    return Signature(terms[:-1], terms[-1:], fixed)
+    return invariant(call)
 
 
 _GROUPED = "r! k, g! k n, g! -> r! n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from meshwright.rules.rule import Call, Rule
 from meshwright.rules.shapes import opaque
 from meshwright.rules.signature import Signature, Term
+from meshwright.rules.table.factories import invariant
 
 
 def layers(states: int) -> Rule:
@@ -29,12 +30,7 @@ def layers(states: int) -> Rule:
     return Rule(build, shown=f"b t! i!, {state}, weights! -> b t! o!, {state}", filled=True)
 
 
-def packed(call: Call) -> Signature:
-    """Sequences of several lengths laid end to end, step by step: no dim is one sample after another."""
-    terms, whole = opaque((*call.types, *call.result_types))
-    return Signature(terms[: len(call.types)], terms[len(call.types) :], whole)
-
-
 _STATES = {"lstm": 2, "gru": 1, "rnn_tanh": 1, "rnn_relu": 1}
 RULES = {f"aten.{name}.input": layers(states) for name, states in _STATES.items()}
-RULES |= {f"aten.{name}.data": Rule(packed, shown="x! ... -> y! ..., everything whole") for name in _STATES}
+# Sequences of several lengths laid end to end, step by step: no dim is one sample after another.
+RULES |= {f"aten.{name}.data": Rule(invariant, shown="x! ... -> y! ..., everything whole") for name in _STATES}
