@@ -11,7 +11,7 @@ from torch import Tensor
 from meshwright.cluster import Mesh
 from meshwright.layout import Layout
 from meshwright.layout.crossmesh import Route, Side, make_route
-from meshwright.layout.crossrun import Channel, Handover, begin
+from meshwright.layout.crossrun import Channel, Handover
 
 FIRST = 16
 """The channel of the first message; the runtime's own have the numbers below."""
@@ -50,7 +50,7 @@ def hand_over(
 def _carry(route: Route, local: Tensor | None, dtype: torch.dtype, channel: int) -> Tensor | None:
     """What this rank wants of the value; it waits for nothing else."""
     device = torch.device("cpu") if local is None else local.device
-    moving = begin(route, local, dtype, device, Channel(channel))
+    moving = Handover(route, local, dtype, device, Channel(channel))
     if dist.get_rank() in route.targets:
         return moving.wait()
     _leaving[:] = [*(one for one in _leaving if not one.done()), moving]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from meshwright.layout.record import note, note_bytes, own_logs, record
+from meshwright.layout.record import note, note_bytes
 from meshwright.layout.transport import ProcessTransport, current_transport
 
 
@@ -205,23 +205,3 @@ exchange_rows.register_autograd(_exchange_again, setup_context=_keep_counts)
 @axis_index.register_fake
 def _scalar(axis: str) -> Tensor:
     return torch.empty((), dtype=torch.int64)
-
-
-__all__ = [
-    "all_gather",
-    "all_reduce",
-    "all_reduce_max",
-    "all_to_all",
-    "axis_index",
-    "exchange_rows",
-    "gather_into",
-    "keep_on_first",
-    "own_logs",
-    "place_slice",
-    "record",
-    "reduce_scatter",
-    "ring_shift",
-    "scatter_into",
-    "sum_in_place",
-    "take_slice",
-]

@@ -51,16 +51,10 @@ def convert(
 
 
 def convert_value(
-    x: Tensor,
-    source: Layout,
-    target: Layout,
-    mesh: MeshLike,
-    *,
-    shape: tuple[int, ...] | None = None,
-    grad: bool = True,
+    x: Tensor, source: Layout, target: Layout, mesh: MeshLike, *, shape: tuple[int, ...] | None = None
 ) -> Tensor:
     """The forward of `convert` alone, on the same path, outside autograd."""
-    path, place = _plan(x, source, target, source, mesh, shape, grad)
+    path, place = _plan(x, source, target, source, mesh, shape, True)
     with torch.no_grad():
         for step in path.steps:
             x = run_op(step.forward_op, x, step.source, step.target, place)

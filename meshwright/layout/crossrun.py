@@ -1,8 +1,8 @@
 """A Route executed on a process group: slices as point-to-point messages, all of a phase at once.
 
-`begin` posts what can be posted and returns; `Handover.wait` is called where the value is used. In between the slices
-travel. A second phase, among the target's ranks, sets out when the first has come, if the channel has couriers; else
-when it is waited for.
+A `Handover` posts what can be posted where it is made; its `wait` is called where the value is used. In between the
+slices travel. A second phase, among the target's ranks, sets out when the first has come, if the channel has couriers;
+else when it is waited for.
 """
 
 from __future__ import annotations
@@ -123,7 +123,11 @@ class Phase:
 
 
 class Handover:
-    """One value on its way, as this rank sees it."""
+    """One value on its way, as this rank sees it.
+
+    Every rank of both meshes makes one, those of the source of what they hold (`local`); of the messages of one channel
+    in the same order on all. Ranks are those of the default process group.
+    """
 
     def __init__(
         self, route: Route, local: Tensor | None, dtype: torch.dtype, device: torch.device, channel: Channel
@@ -222,20 +226,6 @@ class Handover:
         self.second.finish()
         result, self.result = self.result, None
         return result
-
-
-def begin(route: Route, local: Tensor | None, dtype: torch.dtype, device: torch.device, channel: Channel) -> Handover:
-    """Every rank of both meshes calls this, those of the source with what they hold; messages of one channel in the
-    same order on all. Ranks are those of the default process group."""
-    return Handover(route, local, dtype, device, channel)
-
-
-def hand_over(route: Route, local: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-    """All at once: every rank of both meshes gets what it wants; None for none."""
-    rank = dist.get_rank()
-    if rank in route.sources and local is None:
-        raise LayoutError(f"rank {rank} hands over None", f"its piece, of shape {_shape(route.sources[rank])}")
-    return begin(route, local, dtype, device, Channel()).wait()
 
 
 def _shape(box: Box) -> tuple[int, ...]:

@@ -155,13 +155,6 @@ class Layout(HashedOnce):
             for state in self.states
         )
 
-    @classmethod
-    def from_placements(cls, placements: Sequence[Placement], replicated: State = R) -> Layout:
-        """From DTensor placements; `replicated` says which of R and I a `Replicate` stands for."""
-        if not isinstance(placements, Sequence):
-            raise LayoutError(f"placements {placements!r}", "a list of placements, one per mesh axis")
-        return cls(tuple(_from_placement(placement, replicated) for placement in placements))
-
     def check(self, shape: Sequence[int], mesh_sizes: Sequence[int]) -> None:
         """Raise LayoutError unless this layout fits a tensor of this shape on a mesh of these sizes."""
         if len(self.states) != len(mesh_sizes):
@@ -207,15 +200,3 @@ def _parse_state(part: str, text: str) -> State:
     if match is None:
         raise LayoutError(f"state {part!r} in layout {text!r}", "S(dim), P, R or I")
     return S(int(match[1])) if match[1] is not None else {"P": P, "R": R, "I": I}[match[2]]
-
-
-def _from_placement(placement: Placement, replicated: State) -> State:
-    from torch.distributed.tensor import Partial, Replicate, Shard
-
-    if type(placement) is Shard:
-        return S(placement.dim)
-    if isinstance(placement, Replicate):
-        return replicated
-    if isinstance(placement, Partial) and placement.reduce_op == "sum":
-        return P
-    raise LayoutError(f"placement {placement}", "Shard(dim), Replicate() or Partial('sum')")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from meshwright.cluster.mesh import FLAT
 from meshwright.errors import LayoutError
-from meshwright.layout.collectives import own_logs
+from meshwright.layout.record import own_logs
 from meshwright.layout.transport import use_transport_on_this_thread
 
 Result = TypeVar("Result")

@@ -8,7 +8,7 @@ tensor, and works on pieces stacked along a new leading dim: callers do the arit
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import combinations
 from math import prod
@@ -103,17 +103,16 @@ class ProcessTransport:
         self._groups = dict(groups)
 
     @classmethod
-    def from_mesh(cls, mesh: DeviceMesh, flattened: Iterable[str] | None = None) -> Self:
-        """Groups of every axis of a DeviceMesh and of its flattened axes ("dp*tp"; all of them by default).
+    def from_mesh(cls, mesh: DeviceMesh) -> Self:
+        """Groups of every axis of a DeviceMesh and of all its flattened axes ("dp*tp").
 
-        Every process of the default group must call this, with the same arguments: it creates groups.
+        Every process of the default group must call this, with the same mesh: it creates groups.
         """
         names = mesh.mesh_dim_names
         if names is None:
             raise LayoutError("a DeviceMesh without axis names", "mesh_dim_names given", "name its axes")
-        wanted = _subsets(names, 2) if flattened is None else [tuple(text.split(FLAT)) for text in flattened]
         groups = {name: mesh.get_group(name) for name in names}
-        return cls(groups | _make_groups(mesh.mesh, names, wanted))
+        return cls(groups | _make_groups(mesh.mesh, names, _subsets(names, 2)))
 
     @classmethod
     def from_ranks(cls, ranks: Tensor, names: Sequence[str]) -> Self:

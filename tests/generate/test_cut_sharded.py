@@ -13,7 +13,7 @@ from meshwright.generate.cut import cut, cut_at
 from meshwright.generate.joint import trace
 from meshwright.generate.pair import pair_of
 from meshwright.generate.program import sharded_segments
-from meshwright.layout.collectives import record
+from meshwright.layout.record import record
 from meshwright.layout.threads import simulate
 from meshwright.planner.plan import make_plan
 

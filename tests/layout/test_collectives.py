@@ -11,6 +11,7 @@ from torch import Tensor
 from meshwright.errors import LayoutError
 from meshwright.layout import Collective
 from meshwright.layout import collectives as ops
+from meshwright.layout.record import record
 from meshwright.layout.threads import simulate
 
 SIZES = {"dp": 2, "tp": 3}
@@ -84,7 +85,7 @@ def test_fakes_agree_with_the_ops(op: torch.library.CustomOpDef, arguments: tupl
 def test_the_recorder_counts_bytes_by_convention_and_only_what_communicates() -> None:
     def run(rank: int) -> list[Collective]:
         x = tensor_of(rank)
-        with ops.record() as log:
+        with record() as log:
             ops.all_reduce(x, "dp")
             ops.all_gather(x, 0, "tp", 3)
             ops.reduce_scatter(x, 1, "tp", 3)

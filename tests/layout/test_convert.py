@@ -15,8 +15,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from meshwright.cluster import Mesh, logical_mesh
 from meshwright.errors import LayoutError
 from meshwright.layout import Collective, Layout, all_layouts, conversion
-from meshwright.layout.collectives import record
-from meshwright.layout.convert import convert, convert_gradient, convert_value
+from meshwright.layout.convert import convert, convert_gradient
+from meshwright.layout.record import record
 from meshwright.layout.threads import simulate
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def test_without_gradient_replicated_and_invariant_cost_nothing_between_them() -
     path = conversion(Layout.parse("[I, R]"), Layout.parse("[R, I]"), (4, 4), 4, mesh, False)
     assert (path.forward, path.backward, path.total_s) == ((), (), 0.0)
     x = torch.ones(4, 4)
-    for y in simulate({"a": 2, "b": 2}, lambda _: convert_value(x, path.source, path.target, mesh, grad=False)):
+    for y in simulate({"a": 2, "b": 2}, lambda _: convert(x, path.source, path.target, mesh, grad=False)):
         assert torch.equal(y, x)
 
 

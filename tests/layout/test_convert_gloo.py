@@ -19,6 +19,7 @@ from meshwright.errors import LayoutError
 from meshwright.layout import Layout, all_layouts, conversion
 from meshwright.layout import collectives as ops
 from meshwright.layout.convert import convert
+from meshwright.layout.record import record
 from meshwright.layout.transport import ProcessTransport, use_transport
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def there_and_back(rank: int, sizes: Sizes, shape: tuple[int, ...], count: int) 
     with rank_of_mesh(rank, sizes, shape) as here:
         for source, target in pairs if here else ():
             x = here.addend(here.full, source, "P").requires_grad_()
-            with ops.record() as log:
+            with record() as log:
                 y = convert(x, source, target, here.mesh, shape=shape)
             if rank == 0:
                 assert tuple(log) == conversion(source, target, shape, 8, here.mesh).forward

@@ -108,7 +108,7 @@ def test_partial_sums_are_not_handed_over() -> None:
 def run_over(rank: int, chain: list[tuple[tuple[int, ...], int]], shape: tuple[int, ...]) -> int:
     """From mesh to mesh along the chain, in every layout and by every kind, waited for at once and beside other work;
     returns how many were compared."""
-    from meshwright.layout.crossrun import Channel, begin, hand_over
+    from meshwright.layout.crossrun import Channel, Handover
 
     channel = Channel(1, threaded=True)
     whole = torch.arange(prod(shape), dtype=torch.float32).reshape(shape)
@@ -119,8 +119,8 @@ def run_over(rank: int, chain: list[tuple[tuple[int, ...], int]], shape: tuple[i
             found = make_route(kind, shape, side(sizes, first, before), side(more, second, after))
             own = found.sources.get(rank)
             local = None if own is None else whole[tuple(slice(a, b) for a, b in own)].clone()
-            got = hand_over(found, local, torch.float32, torch.device("cpu"))
-            other = begin(found, local, torch.float32, torch.device("cpu"), channel).wait()
+            got = Handover(found, local, torch.float32, torch.device("cpu"), Channel()).wait()
+            other = Handover(found, local, torch.float32, torch.device("cpu"), channel).wait()
             if rank in found.targets:
                 assert got is not None
                 assert other is not None
@@ -146,13 +146,13 @@ def test_on_processes(gloo: GlooPool, chain: list[tuple[tuple[int, ...], int]]) 
 
 def run_unwaited(rank: int, kind: str) -> int:
     """Rank 1 passes on what rank 2 waits for, and itself waits only when rank 2 has it; rank 0's sends leave alone."""
-    from meshwright.layout.crossrun import Channel, begin
+    from meshwright.layout.crossrun import Channel, Handover
 
     whole = torch.arange(12.0).reshape(4, 3)
     found = make_route(kind, (4, 3), side((1,), 0, Layout.parse("[I]")), side((2,), 1, Layout.parse("[I]")))
     channel = Channel(2, threaded=True)
     several = [
-        begin(found, whole + n if rank == 0 else None, torch.float32, torch.device("cpu"), channel) for n in range(3)
+        Handover(found, whole + n if rank == 0 else None, torch.float32, torch.device("cpu"), channel) for n in range(3)
     ]
     for turn in (2, 1):
         if rank == turn:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from meshwright.cluster import Mesh, load_cluster, logical_mesh
 from meshwright.layout import Collective, Layout, Step, all_layouts, conversion
-from meshwright.layout.collectives import record
 from meshwright.layout.convert import run_op
 from meshwright.layout.flattened import Place
 from meshwright.layout.moves import moves
+from meshwright.layout.record import record
 from meshwright.layout.stepprice import price_step
 from meshwright.layout.threads import simulate
 

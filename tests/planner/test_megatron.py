@@ -37,7 +37,7 @@ def setting(hidden: int = HIDDEN) -> tuple[MLP, dict[str, Tensor]]:
 
 
 def run_step(rank: int, plan_json: bytes) -> list[Collective]:
-    from meshwright.layout.collectives import record
+    from meshwright.layout.record import record
     from meshwright.runtime.trainer import parallelize
 
     model, batch = setting()

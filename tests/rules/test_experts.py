@@ -147,7 +147,7 @@ def test_tokens_go_to_their_experts_and_come_back_in_four_exchanges() -> None:
 
 
 def train(rank: int, plan_json: bytes) -> dict[str, Any]:
-    from meshwright.layout.collectives import record
+    from meshwright.layout.record import record
     from meshwright.runtime.trainer import parallelize
 
     model, batch = layer()

@@ -93,7 +93,7 @@ def plain(name: str, microbatches: int = 1) -> dict[str, Any]:
 
 def trained(rank: int, name: str, plan_json: bytes) -> dict[str, Any]:
     """What one rank of a pipeline has after as many steps."""
-    from meshwright.layout.collectives import record
+    from meshwright.layout.record import record
     from meshwright.runtime.trainer import parallelize
 
     model, batch, reference = family(name)

@@ -65,7 +65,7 @@ def planned(name: str, size: int, kind: str, dtype: str = "float32") -> Plan:
 
 def train_planned(rank: int, name: str, plan_json: bytes, dtype: str, steps: int) -> dict[str, Any]:
     """On every rank: some steps, and what a user would then see as whole tensors."""
-    from meshwright.layout.collectives import record
+    from meshwright.layout.record import record
     from meshwright.runtime.trainer import parallelize
 
     model, batch = small_model(name, dtype)

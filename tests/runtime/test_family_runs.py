@@ -74,7 +74,7 @@ def plain(name: str) -> dict[str, Any]:
 
 def compare(rank: int, name: str, plan: Plan, made: Generated) -> None:
     """On one rank; `made`: what every rank would generate, once for all of them, as the Program is captured once."""
-    from meshwright.layout.collectives import record
+    from meshwright.layout.record import record
     from meshwright.runtime.trainer import parallelize
 
     model, batch, reference = family(name)

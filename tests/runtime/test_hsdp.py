@@ -32,7 +32,7 @@ def model_and_batch() -> tuple[torch.nn.Module, dict[str, Tensor]]:
 
 def two_steps(rank: int, plan_json: bytes) -> dict[str, Any]:
     """Gradients after one step, and after a second that adds to them."""
-    from meshwright.layout.collectives import record
+    from meshwright.layout.record import record
     from meshwright.runtime.trainer import parallelize
 
     model, batch = model_and_batch()

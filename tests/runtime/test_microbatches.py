@@ -46,7 +46,7 @@ def a_plan(name: str, pins: tuple[str, ...], size: int, microbatches: int, preci
 
 
 def run_planned(rank: int, name: str, plan_json: bytes, dtype: str = "float32") -> dict[str, Any]:
-    from meshwright.layout.collectives import record
+    from meshwright.layout.record import record
     from meshwright.runtime.trainer import parallelize
 
     model, batch = model_and_batch(name, dtype)

@@ -39,7 +39,7 @@ def a_batch() -> dict[str, Tensor]:
 
 
 def run_twice(rank: int, plan_json: bytes) -> dict[str, Any]:
-    from meshwright.layout.collectives import record
+    from meshwright.layout.record import record
     from meshwright.runtime.trainer import parallelize
 
     trainer = parallelize(Again(), Plan.from_json(plan_json))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from meshwright.capture.program import Program
 from meshwright.errors import RunError
-from meshwright.layout.crossrun import Channel, Handover, begin
+from meshwright.layout.crossrun import Channel, Handover
 from meshwright.layout.record import note
 from meshwright.layout.transport import use_transport
 from meshwright.plan import Instruction, Plan
@@ -78,19 +78,19 @@ class Exchange:
 
     def _value_message(self, edge: Edge, micro: MicroBatch, channel: Channel, out: bool) -> None:
         if not out:
-            self.arriving[edge.name, micro.number] = begin(edge.there, None, edge.dtype, self.device, channel)
+            self.arriving[edge.name, micro.number] = Handover(edge.there, None, edge.dtype, self.device, channel)
             return
         local = self._held(edge.name, edge.source.stage.first, micro)
-        self.sent.append(begin(edge.there, local, edge.dtype, self.device, channel))
+        self.sent.append(Handover(edge.there, local, edge.dtype, self.device, channel))
         self.used(edge.name, micro)
 
     def _gradient_message(self, edge: Edge, micro: MicroBatch, channel: Channel, out: bool) -> None:
         if not out:
-            handover = begin(edge.back, None, edge.dtype, self.device, channel)
+            handover = Handover(edge.back, None, edge.dtype, self.device, channel)
             self.returning.setdefault((edge.name, micro.number), []).append((edge, handover))
             return
         local = self._whole_gradient(edge.name, edge, micro)
-        self.sent.append(begin(edge.back, local, edge.dtype, self.device, channel))
+        self.sent.append(Handover(edge.back, local, edge.dtype, self.device, channel))
 
     def value(self, name: str, part: Part, micro: MicroBatch) -> Tensor:
         """A boundary value in the layout in which a stage reads it."""
@@ -101,7 +101,7 @@ class Exchange:
         source = self._held(name, first if edge is None else edge.source.stage.first, micro)
         if edge is None or edge.alike:
             return source
-        made = begin(edge.there, source, edge.dtype, self.device, self.channels[INNER]).wait()
+        made = Handover(edge.there, source, edge.dtype, self.device, self.channels[INNER]).wait()
         assert made is not None
         micro.values[name, first] = made
         return made
@@ -163,7 +163,7 @@ class Exchange:
             with use_transport(self.parts[first].transport):
                 own = edge.target.reduced(own, edge.shape)
             if not edge.alike:
-                came = begin(edge.back, own, edge.dtype, self.device, self.channels[INNER]).wait()
+                came = Handover(edge.back, own, edge.dtype, self.device, self.channels[INNER]).wait()
                 assert came is not None
                 own = came
             found = own if found is None else found + own

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.capture.program import Program
-from meshwright.layout.crossrun import Channel, Handover, begin
+from meshwright.layout.crossrun import Channel, Handover
 from meshwright.layout.transport import use_transport
 from meshwright.plan import Plan
 from meshwright.runtime.step.parts import Part
@@ -56,7 +56,7 @@ class TiedReplicas:
         for one in self.copies:
             home = self.parts.get(one.transfer.owner.first) if rank in one.transfer.there.sources else None
             local = None if home is None else home.store.local(one.transfer.name).detach().to(one.dtype)
-            one.out = begin(one.transfer.there, local, one.dtype, self.device, self.out)
+            one.out = Handover(one.transfer.there, local, one.dtype, self.device, self.out)
 
     def take(self, segment: int) -> None:
         """The copies that a segment reads, in its stage's store."""
@@ -95,7 +95,7 @@ class TiedReplicas:
                 continue
             if one.ready is None:
                 break
-            one.returned = begin(one.transfer.back, one.ready, one.wide, self.device, self.home)
+            one.returned = Handover(one.transfer.back, one.ready, one.wide, self.device, self.home)
             one.ready = None
 
     def collect(self) -> None:
@@ -103,7 +103,7 @@ class TiedReplicas:
         rank = dist.get_rank()
         for one in self.copies:
             if one.transfer.back is not None and one.returned is None:
-                one.returned = begin(one.transfer.back, None, one.wide, self.device, self.home)
+                one.returned = Handover(one.transfer.back, None, one.wide, self.device, self.home)
         self.forget()
         for one in self.copies:
             if one.transfer.back is None or one.returned is None:
