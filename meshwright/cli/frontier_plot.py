@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 
 from meshwright.cluster.device import Device
 from meshwright.errors import PlanError
 from meshwright.explain.memory_curve import Curve, Point
-from meshwright.plan.units import show_bytes, show_limit, show_seconds
+from meshwright.plan.units import show_bytes, show_enough, show_limit, show_seconds
 from meshwright.planner.effort import HEADROOM
 from meshwright.planner.memory.offload import has_host_link
 from meshwright.planner.one_device import budget_bytes, room_bytes
@@ -60,16 +61,11 @@ def _limits(least: int, device: Device, limit_bytes: int | None) -> list[str]:
         given = f"of {show_limit(limit_bytes)} a plan fills at most {show_bytes(room)}; " if limit_bytes else ""
         lines.append(
             f"a GPU's allocator may lose a part of a limit: {given}the least peak here, {show_bytes(least)}, takes "
-            f"--memory {_rounded(needed)}"
+            f"--memory {show_enough(needed)}"
         )
     if has_host_link(device):
         lines.append("with optimizer state and weights on the host less memory does: plan --pin offload=auto")
     return lines
-
-
-def _rounded(size: int) -> str:
-    """As `--memory` takes it, rounded up to a hundredth of a GiB."""
-    return f"{-(-size * 100 // (1 << 30)) / 100:g}GiB" if size >= 1 << 30 else f"{-(-size // 1024)}KiB"
 
 
 def _row(point: Point, note: str) -> str:
@@ -110,7 +106,7 @@ def svg(curve: Curve, title: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"',
         ' font-family="sans-serif" font-size="11">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        f'<text x="{WIDTH / 2}" y="20" text-anchor="middle" font-size="14">{_escaped(title)}</text>',
+        f'<text x="{WIDTH / 2}" y="20" text-anchor="middle" font-size="14">{escape(title)}</text>',
         f'<path d="M{EDGE} {EDGE / 2}V{HEIGHT - EDGE}H{WIDTH - EDGE / 2}" stroke="#888" fill="none"/>',
         f'<polyline points="{line}" stroke="#0a6" stroke-width="2" fill="none"/>',
     ]
@@ -126,9 +122,5 @@ def svg(curve: Curve, title: str) -> str:
         own = point.name == "ours"
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{"#0a6" if own else "#c33"}"/>')
         if not own:
-            parts.append(f'<text x="{x + 5:.1f}" y="{y - 5:.1f}">{_escaped(point.name)}</text>')
+            parts.append(f'<text x="{x + 5:.1f}" y="{y - 5:.1f}">{escape(point.name)}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")

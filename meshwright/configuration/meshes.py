@@ -7,6 +7,7 @@ has its own: the devices that it computes on, its axes of tp and cp, its link to
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 from meshwright.caches import CACHES
 from meshwright.cluster import Axis, Cluster, Mesh
@@ -20,7 +21,7 @@ AXES = ("pp", "dp", "cp", "tp")
 
 @CACHES.memoized(maxsize=512)
 def _mesh(cluster: Cluster, shape: tuple[int, ...], names: tuple[str, ...], first: int = 0) -> Mesh:
-    ranks = range(first, first + _product(shape))
+    ranks = range(first, first + prod(shape))
     return cluster.mesh(shape, names, ranks)
 
 
@@ -36,13 +37,6 @@ def alike(group: Group) -> bool:
     first = group.members[0]
     same = all((one.of, one.uplink) == (first.of, first.uplink) for one in group.members)
     return same and (isinstance(first.of, str) or alike(first.of))
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    found = 1
-    for size in shape:
-        found *= size
-    return found
 
 
 class Meshes:

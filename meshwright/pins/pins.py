@@ -67,15 +67,7 @@ class Pins:
     @property
     def roles(self) -> Pins:
         """What they say of axes and matmuls alone."""
-        return Pins(
-            dp_axes=self.dp_axes,
-            tp_axes=self.tp_axes,
-            split_matmuls=self.split_matmuls,
-            model_axes=self.model_axes,
-            cp_axes=self.cp_axes,
-            ep_axes=self.ep_axes,
-            experts_whole=self.experts_whole,
-        )
+        return replace(self, sequence=None, zero=None, zero_axes=None, microbatches=None, storage=(), exact=False)
 
     @property
     def must_split(self) -> bool:

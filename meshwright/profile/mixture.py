@@ -13,6 +13,7 @@ from typing import Any
 from meshwright.capture.experts import GROUPED
 from meshwright.capture.program import Op, Ref, TensorType, Value, map_leaves
 from meshwright.profile.kept import Saved
+from meshwright.profile.operands import type_bytes
 
 MIXTURES = frozenset({"mix", "exchanged_mix", "local_mix"})
 INDEX_BYTES = 8
@@ -89,7 +90,7 @@ def mixture_saved(saved: Callable[[Op, Any], Saved]) -> Callable[[Op, Sequence[V
             reads = saved(inner.op, inner.operands)
             auxiliary += reads.auxiliary_bytes
             values = [inner.operands[i] for i in reads.operands] + [inner.op.results[i] for i in reads.results]
-            kept |= {v.name: _bytes(v.type) for v in values if not v.name.startswith("$p")}
+            kept |= {v.name: type_bytes(v.type) for v in values if not v.name.startswith("$p")}
         tokens, chosen, weights = operands[:3]
         column = prod(chosen.type.sizes)
         back = column * op.results[0].type.sizes[1] * tokens.type.itemsize
@@ -98,7 +99,3 @@ def mixture_saved(saved: Callable[[Op, Any], Saved]) -> Callable[[Op, Sequence[V
         return Saved(params, (), sum(kept.values()) + auxiliary + back + order + column * weights.type.itemsize)
 
     return rule
-
-
-def _bytes(type_: TensorType) -> int:
-    return prod(type_.sizes) * type_.itemsize
