@@ -207,7 +207,7 @@ def test_compact_edges_keep_every_entry_and_the_optimum(monkeypatch: pytest.Monk
         problem = doubled(random_problem(seed, rows=0), rng)
         short = [compact.apply(problem.matrix(edge)) for edge in range(problem.edges)]
         for edge, found in enumerate(short):
-            assert np.array_equal(found.invert(), problem.matrix(edge))
+            assert np.array_equal(found.matrix[np.ix_(found.rows, found.columns)], problem.matrix(edge))
             fewer += found.matrix.size < problem.matrix(edge).size
         best = enumerate_optimum(problem)
         if np.isfinite(best):

@@ -260,10 +260,9 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Halves(Generic[S]):
-    """First the tables `fine`, down to the classes `view` of the node, which are all that the tables `coarse` see."""
+    """First the other tables, down to the classes `view` of the node, which are all that the tables `coarse` see."""
 
     view: View
-    fine: tuple[S, ...]
     coarse: tuple[S, ...]
     entries: int
 
@@ -285,7 +284,7 @@ def in_two(
         first = prod([axes[other].size for other in {other for one in fine for other in one.nodes}])
         entries = first + whole // axes[node].size * view.size
         if entries < WORTH * whole and (best is None or entries < best.entries):
-            best = Halves(view, fine, coarse, entries)
+            best = Halves(view, coarse, entries)
     return best
 
 

@@ -28,10 +28,6 @@ class Compact:
         """Classes that may meet."""
         return int(np.count_nonzero(np.isfinite(self.matrix)))
 
-    def invert(self) -> Floats:
-        """The matrix over options."""
-        return self.matrix[np.ix_(self.rows, self.columns)]
-
 
 def apply(matrix: Floats) -> Compact:
     rows, row_of = _classes(matrix)

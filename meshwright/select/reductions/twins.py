@@ -8,7 +8,7 @@ of 100-bit hashes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -89,17 +89,14 @@ def _restrict(problem: Problem, keep: np.ndarray, owner: Ints, row: Ints, column
     pairs = keep[row] & keep[column]
     edge = np.repeat(np.arange(problem.edges), np.diff(problem.edge_offsets))
     uses = keep[problem.use_option]
-    return Problem(
+    return replace(
+        problem,
         offsets=running(np.bincount(owner[keep], minlength=problem.nodes)),
         costs=problem.costs[keep],
-        edge_nodes=problem.edge_nodes,
         edge_offsets=running(np.bincount(edge[pairs], minlength=problem.edges)),
         edge_costs=problem.edge_costs[pairs],
-        limits=problem.limits,
         use_option=entry[problem.use_option[uses]],
         use_begin=problem.use_begin[uses],
         use_end=problem.use_end[uses],
         use_bytes=problem.use_bytes[uses],
-        names=problem.names,
-        name=problem.name,
     )
