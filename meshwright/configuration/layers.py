@@ -103,6 +103,8 @@ class Layers:
 
     def _backward_reduce(self, block: Block, x: Value) -> None:
         """Of the gradient of a column-parallel layer's input; its weight's gradient is made meanwhile."""
+        if self.given.tp == 1:
+            return
         kind = "reduce_scatter" if self.split else "all_reduce"
         block.moves("tp", kind, block.bytes_of(x.name), backward=True, hidden_by=len(block.ops) - 1)
 
@@ -133,8 +135,7 @@ class Layers:
         heads, key_heads, size = model.heads // tp, max(1, model.key_heads // tp), model.head_size
         for width in (heads, key_heads, key_heads) if self.given.separate else (heads + 2 * key_heads,):
             block.linear(x, width * size, model.bias)
-        if tp > 1:
-            self._backward_reduce(block, x)
+        self._backward_reduce(block, x)
         if model.rms:
             self._rotary(block, (heads + key_heads) * size)
         if self.given.repeats and key_heads < heads:
@@ -247,21 +248,17 @@ class Layers:
         model, width = self.model, self._share(ffn)
         if not model.gated:
             up = block.linear(x, width, model.bias)
-            self._column(block, x)
+            self._backward_reduce(block, x)
             return block.linear(block.pointwise("gelu.default", up), model.hidden, model.bias)
         if self.given.fused:
             for wide in (width, width) if self.given.separate else (2 * width,):
                 block.linear(x, wide)
-            self._column(block, x)
+            self._backward_reduce(block, x)
             gate, up = block.value(self.tokens, width), block.value(self.tokens, width)
         else:
             gate, up = block.pointwise("silu.default", block.linear(x, width)), block.linear(x, width)
-            self._column(block, x)
-        return block.linear(block.pointwise("mul.Tensor", gate, up), model.hidden)
-
-    def _column(self, block: Block, x: Value) -> None:
-        if self.given.tp > 1:
             self._backward_reduce(block, x)
+        return block.linear(block.pointwise("mul.Tensor", gate, up), model.hidden)
 
     def _experts(self, block: Block, x: Value) -> Value:
         """Router, exchange of tokens, grouped products as if every expert had as many; shared experts too.

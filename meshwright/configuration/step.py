@@ -296,7 +296,7 @@ class Step:
     def _transfer(self, stage: int) -> Transfer:
         """Hidden states between stages; each tensor-parallel rank sends its part where the next stage gathers them."""
         sent = self._sent_bytes
-        seconds = 0.0 if self.given.in_turn else collective_s("send", sent, self.stages[stage].wire(stage))
+        seconds = 0.0 if self.given.in_turn else self._sent_s(stage)
         return Transfer(seconds, 0.0, sent, sent)
 
     @property
