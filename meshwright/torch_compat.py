@@ -67,8 +67,9 @@ def symbolic_kernels() -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _without_onednn() -> Iterator[None]:
-    """`torch.backends.mkldnn.flags` would also set what this build may not have, and warn."""
+def without_onednn() -> Iterator[None]:
+    """Inside, recurrent layers run as plain ops. `torch.backends.mkldnn.flags` would also set what this build may not
+    have, and warn."""
     before = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
@@ -81,7 +82,7 @@ def trace_joint(function: Callable[..., Any], inputs: list[Tensor], mode: Abstra
     """The ATen graph of `function(*inputs)`, calls to `torch.autograd.grad` inside it included."""
     # Recurrent layers are written out in plain ops: the fused CPU kernel's backward cannot be run from a trace.
     # Most of these graphs are looked at only: code is written for those that run.
-    with mode, _without_onednn(), _use_lazy_graph_module(True):
+    with mode, without_onednn(), _use_lazy_graph_module(True):
         return with_real_statistics(make_fx(function)(*inputs))
 
 
@@ -100,8 +101,7 @@ def with_real_statistics(traced: GraphModule) -> GraphModule:
 
 def mutating(traced: GraphModule) -> list[str]:
     """The ops of a traced graph that write to an argument, by name."""
-    schemas = [(str(node.target), getattr(node.target, "_schema", None)) for node in traced.graph.nodes]
-    return [name for name, schema in schemas if schema is not None and schema.is_mutable]
+    return [str(node.target) for node in traced.graph.nodes if writes_argument(node.target)]
 
 
 def functional(traced: GraphModule, inputs: list[Tensor], mode: AbstractContextManager[Any]) -> GraphModule:
@@ -153,7 +153,7 @@ def argument_names(target: Any) -> tuple[str, ...]:
 
 def shares_storage(first: Any, second: Tensor) -> bool:
     """Whether two captured tensors are the same memory; fakes have storage objects, though nothing is in them."""
-    return isinstance(first, Tensor) and first.untyped_storage()._cdata == second.untyped_storage()._cdata
+    return isinstance(first, Tensor) and storage_key(first) == storage_key(second)
 
 
 def returns_view(target: Any) -> bool:
@@ -193,8 +193,7 @@ def functional_overload(target: Any) -> Any | None:
 
 def argument_position(target: Any, name: str) -> int | None:
     """Where an operator takes the argument of this name; None where it has none such."""
-    schema = getattr(target, "_schema", None)
-    names = [argument.name for argument in schema.arguments] if schema is not None else []
+    names = argument_names(target)
     return names.index(name) if name in names else None
 
 
@@ -282,11 +281,6 @@ def compile_boxed(module: GraphModule, images: bool = False) -> Callable[[list[T
         return tuple(compiled(box))
 
     return run
-
-
-def without_onednn() -> AbstractContextManager[None]:
-    """Inside, recurrent layers run as plain ops."""
-    return _without_onednn()
 
 
 def bare_mesh(size: int) -> Any:
