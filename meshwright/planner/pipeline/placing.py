@@ -10,7 +10,8 @@ from meshwright.errors import MeshwrightError
 from meshwright.layout import Layout
 from meshwright.planner.pipeline.meshes import StageMesh, SubmeshLinks
 from meshwright.planner.pipeline.realize import ShardedRun, placed_meshes
-from meshwright.planner.pipeline.table import Range, Table
+from meshwright.planner.pipeline.sharded_chains import ShardedChain
+from meshwright.planner.pipeline.table import Table
 from meshwright.planner.stages.problem import Crossing, PlacedRun
 from meshwright.price.handover import hand_over_s, keeps_sent
 from meshwright.price.parameter import local_bytes
@@ -23,9 +24,9 @@ Side = tuple[Mesh, Layout]
 def sharded_runs(runs: Sequence[PlacedRun], meshes: Sequence[StageMesh]) -> list[ShardedRun]:
     found = []
     for run in runs:
-        chosen = run.point.choice
-        assert isinstance(chosen, Range)
-        found.append(ShardedRun(run.first, run.end, run.stage, meshes[run.mesh], chosen.sharded))
+        sharded = run.point.choice
+        assert isinstance(sharded, ShardedChain)
+        found.append(ShardedRun(run.first, run.end, run.stage, meshes[run.mesh], sharded))
     return found
 
 

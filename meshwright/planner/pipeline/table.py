@@ -43,17 +43,6 @@ PARTS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
-    """Segments [first, switch_at) of a chain at rematerialisation level `level` + 1, [switch_at, end) at `level`."""
-
-    sharded: ShardedChain
-    first: int
-    switch_at: int
-    end: int
-    level: int
-
-
-@dataclass(frozen=True, slots=True)
 class Boundary:
     """Values that are alive at a cut.
 
@@ -210,11 +199,7 @@ class Table:
         )
         fits = figures[..., STATIC : RESIDENT + 1].sum(axis=2) + figures[..., SUMS:].max(axis=2) <= limit
         stop, place = undominated(figures, fits, self.microbatches)
-        level = np.array([level for level, _ in stops])
-        count = len(stop)
-        return _Rows(
-            np.full(count, port), first[place], last[place], switches[stop, place], level[stop], figures[stop, place]
-        )
+        return _Rows(np.full(len(stop), port), first[place], last[place], figures[stop, place])
 
     def _figures(self, sharded: ShardedChain, begin: Ints, switch: Ints, end: Ints, level: int) -> Floats:
         upper = min(level + 1, sharded.levels - 1)
@@ -299,8 +284,6 @@ class _Rows:
     port: Ints
     begin: Ints
     end: Ints
-    switch: Ints
-    level: Ints
     figures: Floats
 
 
@@ -314,9 +297,7 @@ class _Points(Sequence[StagePoint]):
         return len(self.columns["port"])
 
     def __getitem__(self, index: int) -> StagePoint:  # type: ignore[override]
-        begin, end = (int(self.table.cuts[self.columns[name][index]]) for name in ("begin", "end"))
-        switch, level = (int(self.columns[name][index]) for name in ("switch", "level"))
         port = int(self.columns["port"][index])
-        chosen = Range(self.table.sharded_chains[port], begin, switch, end, level)
-        overlaps = self.table.meshes[chosen.sharded.mesh].ranks > 1
-        return StagePoint(cost_of(self.columns["figures"][index].tolist(), overlaps), port, port, chosen)
+        sharded = self.table.sharded_chains[port]
+        overlaps = self.table.meshes[sharded.mesh].ranks > 1
+        return StagePoint(cost_of(self.columns["figures"][index].tolist(), overlaps), port, port, sharded)
