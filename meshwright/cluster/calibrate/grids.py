@@ -15,7 +15,6 @@ from meshwright.cluster.profile_tables import Axes, filled
 from meshwright.cluster.rooflines import matmul_base_s, row_base_s
 
 Clock = CpuClock | CudaClock
-Base = Callable[..., float]
 Cells = dict[tuple[int, ...], float]
 
 LAYOUTS = ("nt", "nn", "tn", "bias")
