@@ -106,7 +106,7 @@ def svg(curve: Curve, title: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"',
         ' font-family="sans-serif" font-size="11">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        f'<text x="{WIDTH / 2}" y="20" text-anchor="middle" font-size="14">{escape(title)}</text>',
+        f'<text x="{WIDTH / 2}" y="20" text-anchor="middle" font-size="14">{escape(title, quote=False)}</text>',
         f'<path d="M{EDGE} {EDGE / 2}V{HEIGHT - EDGE}H{WIDTH - EDGE / 2}" stroke="#888" fill="none"/>',
         f'<polyline points="{line}" stroke="#0a6" stroke-width="2" fill="none"/>',
     ]
@@ -122,5 +122,5 @@ def svg(curve: Curve, title: str) -> str:
         own = point.name == "ours"
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{"#0a6" if own else "#c33"}"/>')
         if not own:
-            parts.append(f'<text x="{x + 5:.1f}" y="{y - 5:.1f}">{escape(point.name)}</text>')
+            parts.append(f'<text x="{x + 5:.1f}" y="{y - 5:.1f}">{escape(point.name, quote=False)}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"

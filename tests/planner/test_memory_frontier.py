@@ -36,7 +36,7 @@ def test_the_curve_is_monotone_and_the_known_ways_lie_above_it() -> None:
         assert point.peak_bytes >= smallest.peak_bytes
     shown = table(curve, mesh.device) + text_plot(curve) + svg(curve, "a <title>")
     assert all(name in shown for name in names)
-    assert "a &lt;title>" in shown
+    assert "a &lt;title&gt;" in shown
 
 
 def test_the_known_ways_cast_weights_and_wait_for_the_host_too() -> None:
