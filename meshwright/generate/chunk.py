@@ -54,10 +54,6 @@ class ChunkedPair:
     def saved(self) -> tuple[str, ...]:
         return tuple(f"gradient of {name}" for name in (*self.grad_inputs, *self.grad_params))
 
-    @property
-    def backward_params(self) -> tuple[str, ...]:
-        return ()
-
     def forward(self, arguments: Mapping[str, Tensor]) -> tuple[list[Tensor], dict[str, Tensor], list[Tensor]]:
         """([loss], no buffers, gradients for an upstream gradient of one)."""
         params = {value.name: arguments[value.name] for value in self.graph.params}

@@ -47,10 +47,6 @@ class ChunkedBackward:
     def saved(self) -> tuple[str, ...]:
         return self.whole.saved
 
-    @property
-    def backward_params(self) -> tuple[str, ...]:
-        return self.whole.backward_params
-
     def forward(self, arguments: Mapping[str, Tensor]) -> tuple[list[Tensor], dict[str, Tensor], list[Tensor]]:
         return self.whole.forward(arguments)
 

@@ -32,12 +32,11 @@ Make = Callable[[fx.GraphModule], Boxed]
 
 @dataclass(slots=True)
 class _Piece:
-    """A graph and the names of what it takes: `taken` from the piece before, `own` anew (parameters, gradients). `make`
-    makes it ready when it is first run: a schedule needs some of a pair's pieces only."""
+    """A graph and the names of what it takes anew (`own`: parameters, gradients), besides what the piece before hands
+    on. `make` makes it ready when it is first run: a schedule needs some of a pair's pieces only."""
 
     module: fx.GraphModule
     make: Make
-    taken: tuple[str, ...]
     own: tuple[str, ...]
     run: Boxed | None = None
 
@@ -66,15 +65,15 @@ class Pieces:
             early = {node for node in whole.graph.nodes if node not in late and node.op != "output"}
             if any(node.op == "call_function" and not is_view(node) for node in early):
                 cut = split_at(whole, early, 0, frozenset(own))
-                self.first = _Piece(cut.first, make, saved, own)
+                self.first = _Piece(cut.first, make, own)
                 whole, saved, own = cut.second, cut.saved, cut.own
-        self.rest = _Piece(whole, make, saved, own)
+        self.rest = _Piece(whole, make, own)
         count = len(pair.grad_inputs)
         # What the second half reads of the arguments it is handed again; only what the first computes crosses.
         params = frozenset(label(value.name) for value in pair.graph.params)
         cut = split_backward(whole, count, frozenset((*saved, *own)), params)
-        self.inputs = _Piece(cut.first, make, saved, own)
-        self.weights = _Piece(cut.second, make, cut.saved, cut.own)
+        self.inputs = _Piece(cut.first, make, own)
+        self.weights = _Piece(cut.second, make, cut.own)
         self.saved, self.count = saved, count
 
     def restore(self, saved: list[Tensor], params: Mapping[str, Tensor]) -> list[Tensor]:

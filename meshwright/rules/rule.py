@@ -38,9 +38,6 @@ class Call:
     def arg(self, position: int, name: str, default: Any = None) -> Any:
         return self.op.argument(position, name, default)
 
-    def shape(self, ref: Ref) -> tuple[int, ...]:
-        return self.types[self.op.operands().index(ref.name)].sizes
-
     def rank(self, operand: int = 0) -> int:
         return len(self.types[operand].shape)
 

@@ -20,7 +20,6 @@ from meshwright.capture.tracing.traps import replaced
 from meshwright.errors import CaptureError
 
 LOSSES = "transformers.loss.loss_utils"
-_real = F.ctc_loss
 
 
 @torch.library.custom_op("meshwright::ctc", mutates_args=())
