@@ -27,7 +27,6 @@ from meshwright.planner.memory.methods import fixed_ways, order_by
 from meshwright.planner.memory.plans import with_kept
 from meshwright.predict import predicted
 from meshwright.predict.one_stage import static_bytes
-from meshwright.predict.pieces import stage_pieces
 from meshwright.remat.chained import Chained
 from meshwright.remat.curve import RematPoint, kept_curve, undominated
 from meshwright.remat.inner import CHUNKS, inner_options
@@ -53,7 +52,6 @@ class Curves:
     options: tuple[tuple[RematPoint, ...], ...]
     gradients: tuple[int, ...]
     static_bytes: int
-    step_s: float
     offload_options: tuple[tuple[RematPoint, ...], ...] = ()
     fused: bool = False
 
@@ -266,8 +264,7 @@ def curves(
     static, gradients = static_bytes(plan, program)
     copies = copies or copies_of(device)
     offload_options = _offload_options(program, segments, options, traced, copies) if copies else ()
-    step_s = sum(piece.point.step_s for piece in stage_pieces(plan, program, 0))
-    return Curves(plan, program, tuple(options), tuple(gradients), static, step_s, offload_options, fused)
+    return Curves(plan, program, tuple(options), tuple(gradients), static, offload_options, fused)
 
 
 def _offload_options(

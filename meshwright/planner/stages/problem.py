@@ -137,7 +137,6 @@ class StageSolution:
 
     bound_s: lower bound on the step of all pipelines of the problem.
     proven: no pipeline of the problem is faster.
-    simulated: number of candidates simulated.
     others: candidates that were nearly as fast, one of each schedule first.
     promising: candidates that a searched schedule could make faster than this one.
     """
@@ -148,7 +147,6 @@ class StageSolution:
     timeline: Timeline
     bound_s: float
     proven: bool
-    simulated: int
     others: tuple[Pipelined, ...] = ()
     promising: tuple[Pipelined, ...] = ()
 

@@ -168,7 +168,7 @@ def solve_stages(
     runs, schedule, count, timeline = search.best
     proven = low_s >= search.incumbent_s
     promising = _promising(problem, runs, search.incumbent_s, rows) if problem.later else ()
-    return StageSolution(runs, schedule, count, timeline, low_s, proven, search.simulated, search.others(), promising)
+    return StageSolution(runs, schedule, count, timeline, low_s, proven, search.others(), promising)
 
 
 def _nodes(problem: StageProblem, rows: Rows, schedule: str) -> list[_Node]:
