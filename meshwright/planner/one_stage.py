@@ -120,7 +120,7 @@ class OneStageSearch:
         if self.method not in (*ANYWHERE, "flat"):
             plan = sweep_budgets(self.first, budget, self._task.refined, None)
             return plan or min_memory_plan(self._task, self.first), min(found.floors.values())
-        bound_s = found.bound_s
+        kept, bound_s = found, found.bound_s
         for _ in range(RETRIES):
             plan = self._assemble(*found.best) if found.best else None
             over = plan.predicted.peak_bytes - budget if plan else 0
@@ -130,12 +130,12 @@ class OneStageSearch:
             found = self._keep_all(budget - over, limit_s, self._quick)
         if found.best is None or found.tight:
             if found.best and not self.recompute:
-                kept, free = self._kept_by_clock(limit_s)
-                best = kept or best
-                if kept and free:
-                    return kept, free.bound_s
+                plan, free = self._kept_by_clock(limit_s)
+                best = plan or best
+                if plan and free:
+                    return plan, free.bound_s
             best, joint_s = self._search_jointly(best, found)
-            bound_s = min(bound_s, joint_s)
+            bound_s = min(kept.bound_beside(found), joint_s)
             if self._quick and (best is None or best.predicted.step_s > found.limit_s):
                 self._quick = False
                 more = self._keep_all(budget, best.predicted.step_s if best else inf)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from math import gcd
+from math import gcd, inf
 
 from meshwright.capture.program import Program
 from meshwright.capture.sizes import BatchSize
@@ -70,7 +70,8 @@ class SearchResult:
     """The fastest chains, and what the search proved.
 
     equals: the fastest chain and those as fast; empty where none beats the limit.
-    bound_s: lower bound on the step of all candidates.
+    pruned_s: lower bound on the nodes that were pruned.
+    expanded: lower bound of each other node, by the place of its candidate and its micro-batch count.
     floors: lower bound of each candidate, by its place.
     slower: micro-batch count from which on a candidate cannot beat the incumbent.
     tight: candidates that more memory may make faster.
@@ -78,11 +79,27 @@ class SearchResult:
     """
 
     equals: tuple[FoundChain, ...]
-    bound_s: float
+    pruned_s: float
+    expanded: dict[tuple[int, int], float]
     floors: dict[int, float]
     slower: dict[int, int]
     tight: frozenset[int]
-    limit_s: float = float("inf")
+    limit_s: float = inf
+
+    @property
+    def bound_s(self) -> float:
+        """Lower bound on the step of all candidates."""
+        return min([self.pruned_s, *self.expanded.values()])
+
+    def bound_beside(self, other: SearchResult) -> float:
+        """The same, leaving out the nodes of candidates that were tight in another search: a joint search has bounds of
+        its own for these, which cover keeping everything."""
+        left = (
+            bound_s
+            for (place, number), bound_s in self.expanded.items()
+            if place not in other.tight or number >= other.slower.get(place, inf)
+        )
+        return min([self.pruned_s, *left])
 
     @property
     def simplest(self) -> FoundChain | None:
@@ -99,7 +116,7 @@ def search(
     candidates: list[Candidate],
     budget_bytes: int,
     log: SearchRecorder | None = None,
-    limit_s: float = float("inf"),
+    limit_s: float = inf,
     first: bool = False,
     exactly: bool = True,
     same: float = CLOSE,
@@ -135,8 +152,10 @@ def search(
             state.expand_mesh(place, floor)
     if not state.floors and refused:
         raise refused[0]
-    bound_s = min([*state.bounds, state.incumbent_s])
-    return SearchResult(tuple(state.equals), bound_s, state.floors, state.slower, frozenset(state.tight), state.limit_s)
+    pruned_s = min([*state.bounds, state.incumbent_s])
+    return SearchResult(
+        tuple(state.equals), pruned_s, state.expanded, state.floors, state.slower, frozenset(state.tight), state.limit_s
+    )
 
 
 def anyway(candidates: list[Candidate]) -> SearchResult:
@@ -176,7 +195,7 @@ def _bound_s(candidate: Candidate, number: int) -> float:
     try:
         return step_bound_s(candidate.shardings(number))
     except PlanError:
-        return float("inf")
+        return inf
 
 
 def any_evener(candidate: Candidate, shardings: ShardingModel) -> bool:
@@ -202,7 +221,8 @@ class _State:
     """The incumbent with its equals, the bounds of pruned nodes, and what was learnt of each mesh, by its place.
 
     equals: the incumbent and the chains as fast.
-    bounds: of nodes that were pruned or expanded.
+    bounds: of nodes that were pruned.
+    expanded: bounds of the others, by the place of the candidate and the micro-batch count.
     price: per byte, at which the incumbent was found.
     least: bytes of each mesh.
     later: how many meshes of more than two axes are tight. The first are the most promising and are asked again.
@@ -220,6 +240,7 @@ class _State:
     first: bool
     equals: list[FoundChain] = field(default_factory=list)
     bounds: list[float] = field(default_factory=list)
+    expanded: dict[tuple[int, int], float] = field(default_factory=dict)
     price: float = 0.0
     floors: dict[int, float] = field(default_factory=dict)
     least: dict[int, MinBytes] = field(default_factory=dict)
@@ -321,11 +342,11 @@ class _State:
         bound_s = bound_at(shardings, self.price, self.budget_bytes) if self.price else 0.0
         if bound_s >= cutoff_s:
             self.tight.add(place)
-            self.bounds.append(bound_s)
+            self.expanded[place, number] = bound_s
             self.log.pruned(node, f"under the memory limit {not_below(cutoff_s, self.incumbent_s)}", bound_s)
             return False
         proven_s, free = self._solve(place, candidate, shardings, floor)
-        self.bounds.append(proven_s)
+        self.expanded[place, number] = proven_s
         why = "memory does not bind" if free else "memory binds"
         self.log.expanded(node, f"everything kept, {why}", proven_s)
         if not free:
@@ -339,7 +360,7 @@ class _State:
 
     def _solve(self, place: int, candidate: Candidate, shardings: ShardingModel, bound_s: float) -> tuple[float, bool]:
         """Solves a node at its overlap weights: (its bound, whether memory does not bind)."""
-        free, before_s = True, float("inf")
+        free, before_s = True, inf
         for weight in candidate.weights:
             cutoff_s = self.cutoff_s(candidate, shardings.setting.microbatches)
             here = shardings.weighed(weight)
