@@ -51,8 +51,11 @@ MISSES = """
   128 and of 256 by 256), nor rows filled up to a tile, nor the area of the result, given as sizes, brought the other
   half below 5.9 %; the roofline's time brought 6.3 to 6.0 %. What is left of a shape on B200 and on GB200, which have
   the same processors and library, goes together hardly at all (correlation 0.09 over the 209 shapes of m >= 2048, 0.26
-  on H100 and H200): it is the run's and not the shape's, and no size can tell of it. Both tables read as one bring
-  5.7 %.
+  on H100 and H200): it is the run's and not the shape's, and no size can tell of it.
+- Products in bfloat16, m >= 2048, by three ways to halve the shapes: 5.6 % on B200, 9.3 on GB200, 5.1 on H100; with all
+  but the one that is asked fitted, 5.3, 8.9 and 4.9 (H200: 4.3). Doubting figures that the others do not bear out
+  brings 5.6, 9.2 and 5.0, large shapes fitted by themselves 5.6, 9.1 and 5.2, the other device of the same chip beside
+  it 6.0, 9.3 and 4.8 where without it they were 5.9, 9.2 and 4.9: nothing that passes from one way to the other.
 - Waves of tiles: A100, RTX PRO 6000 and the library of float8 on Hopper deal whole tiles to processors, as many to
   each, so that a product takes what its last wave takes (`meshwright.cluster.kernel_table.in_waves`; which tiles, the
   likelihood of the figures says). As a size of every product it brought the means of the other half from 7.8 to 6.5 %
