@@ -74,7 +74,7 @@ def _offered(shardings: ShardingModel, index: int, problem: Problem, limit: floa
     own, graph = shardings.problem(index), shardings.program.segments[index].graph
     found: Offered = {}
     for cost, picked in _choices(problem, limit, count):
-        answer = own.answer(picked, graph)
+        answer = own.answer(picked, graph, 0.0)
         options = tuple(picked[side.node] for side in own.boundary)
         ways, key = found.setdefault(options, {}), repr((answer.choice, answer.parameters))
         if key not in ways:

@@ -149,7 +149,7 @@ class ChainProblem:
             own = self.shardings.problem(index)
             picked = list(choice[first : first + own.problem.nodes])
             options.append(tuple(int(picked[side.node]) for side in own.boundary))
-            answer = own.answer(picked, self.shardings.program.segments[index].graph)
+            answer = own.answer(picked, self.shardings.program.segments[index].graph, 0.0)
             points.append(self.shardings.priced(index, answer))
         return Chain(tuple(points), tuple(options), self.shardings.setting.microbatches, price)
 

@@ -24,7 +24,7 @@ class Solved:
 
     def answer(self, options: tuple[int, ...]) -> Answer:
         picked = self.tables.choice(options) if self.tables else _solve_at(self.segment, self.problem, options)[1]
-        return self.segment.answer(picked, self.graph_index)
+        return self.segment.answer(picked, self.graph_index, float(self.costs[options]))
 
 
 def solve_segment(

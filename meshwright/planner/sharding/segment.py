@@ -57,6 +57,7 @@ class Answer:
 
     choice: Choice
     parameters: dict[str, ParameterPlan]
+    objective: float
     strategies: dict[str, Strategy]
 
 
@@ -170,7 +171,7 @@ class SegmentProblem:
                 costs[where][running > max(cap_bytes, running.min())] = np.inf
         return replace(self.problem, costs=costs)
 
-    def answer(self, picked: list[int], graph_index: int) -> Answer:
+    def answer(self, picked: list[int], graph_index: int, objective: float) -> Answer:
         graph = self.space.graph
         made = {
             op.name: self.space.strategies[index][picked[self.op_nodes[index]]] for index, op in enumerate(graph.ops)
@@ -181,7 +182,7 @@ class SegmentProblem:
             tuple(str(side.layouts[picked[side.node]]) for side in sides) for sides in (self.inputs, self.outputs)
         )
         computes = {name: plan.compute for name, plan in parameters.items()}
-        return Answer(Choice(graph_index, inputs, outputs, strategies, computes), parameters, made)
+        return Answer(Choice(graph_index, inputs, outputs, strategies, computes), parameters, objective, made)
 
     def _node(self, costs: Floats, held: Floats | None = None, name: str = "", apart_s: Floats | None = None) -> int:
         self._held.append(np.zeros(len(costs)) if held is None else held)
