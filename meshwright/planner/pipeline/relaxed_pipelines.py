@@ -182,9 +182,9 @@ class RelaxedPipelines:
 
     @cached_property
     def _prices(self) -> tuple[Floats, Floats]:
-        """(prices per byte, numbers in flight); between two prices that differ fourfold the bound loses little."""
+        """(prices per byte, numbers in flight)."""
         usual = self.microbatches * seconds_per_byte(next(iter(self.models.values()))[0])
-        prices = np.array([usual / 2**halvings for halvings in range(RETRIES, 0, -2)])
+        prices = np.array([usual / 2**halvings for halvings in range(RETRIES, 0, -1)])
         return prices, np.array(sorted({1.0, min(float(self.microbatches), self.problem.stage_limit)}))
 
     def _least(self, place: int, conversions: bool, figures: Callable[[LeastFigures], Floats], name: str) -> Floats:
