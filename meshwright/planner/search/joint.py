@@ -113,7 +113,7 @@ class _State:
     def expand(self, found: list[SearchNode], improving: bool = False) -> list[SearchNode]:
         """Expands nodes, best bound first.
 
-        While nothing fits, a node is searched in full; with an incumbent it is probed.
+        A node is probed; while nothing fits, it is searched in full where the probe does not fit.
         improving: stop once a probe is no better than the incumbent.
         Returns the nodes that were not expanded."""
         found = [replace(one, handicap=self.task.simpler_within * (one.candidate.axes - 1)) for one in found]
@@ -133,14 +133,12 @@ class _State:
             self.bounds.append(node.bound.seconds)
             mesh_search = self.task.mesh_search(node.shardings(), self.cutoff_s(node.candidate.axes))
             mesh_search.most_traced = self.task.effort.shardings
-            incumbent_s = self.incumbent_s
-            if self.best is None:
+            found_s = mesh_search.probe(node.bound.price, self.task.effort.slower * self.incumbent_s)
+            self.probed.append((found_s, node, mesh_search))
+            if self.best is None and mesh_search.best is None:
                 self._take(node, mesh_search.fastest(node.bound.price) or mesh_search.otherwise())
             else:
-                most_s = self.task.effort.slower * self.incumbent_s
-                self.probed.append((mesh_search.probe(node.bound.price, most_s), node, mesh_search))
                 self._take(node, mesh_search.best)
-            found_s = self.probed[-1][0] if incumbent_s < inf else self.incumbent_s
             self.task.log.expanded(self._name(node), "probed with one sharding", node.bound.seconds, found_s)
         return found
 
