@@ -40,10 +40,10 @@ rows than it scores; devices, network and habits stay fitted on all. No row has 
   reach of its peak (0.51 of what others reach; DeepSpeed had a factor of 1.4 before).
 - *Network*: 0.55 of the nominal bandwidth between two hosts, falling with their number to the power 0.1. The 0.55 was
   chosen by the steps of the HF sweep, between the best and the mean of the playbook's collectives; the 0.1 is that of
-  the best of these, and of scatters on 4 to 128 hosts of 8 H100 (0.90 to 0.65 of nominal, NVIDIA/nccl issue 1229); the rows
-  of MegaScale and Megatron-Core were in view when it was chosen. The HF
-  sweep itself is priced with the means of the playbook's collectives and no step: 0.6 of the bandwidth for
-  all-reduces, 0.8 for others, 35 us for each rank that a ring passes and a jitter of 6e-14 s for each byte and rank
+  the best of these, and of scatters on 4 to 128 hosts of 8 H100 (0.90 to 0.65 of nominal, NVIDIA/nccl issue 1229);
+  the rows of MegaScale and Megatron-Core were in view when it was chosen. The HF sweep itself is priced with the means
+  of the playbook's collectives and no step: 0.6 of the bandwidth for all-reduces, 0.8 for others, 35 us for each rank
+  that a ring passes and a jitter of 6e-14 s for each byte and rank
   (18 points of 2 to 64 hosts, off by 13 % on average). Presets do not have it: it is a shared cluster's.
 - *Memory*: which launches stand in a device's queue (1,024; three for a collective) and which pipelines run ahead, on
   the HF sweep; nothing on other sets.
