@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from meshwright.errors import counted
 from meshwright.plan.units import show_seconds
 
-WORDS = ("incumbent", "expanded", "pruned", "stopped")
+ENDS = ("expanded", "stopped", "pruned")
 INTERRUPTED = "interrupted: the best plan found so far"
 """Why a search ended that was asked to, as by Ctrl-C."""
 
@@ -56,7 +57,12 @@ class SearchLog:
 
     @property
     def summary(self) -> str:
-        """How many nodes met which end."""
-        counts = {word: sum(event.what == word for event in self.events) for word in WORDS}
-        said = (f"{count} {word}" for word, count in counts.items() if count)
-        return f"{len({event.node for event in self.events})} nodes: {', '.join(said)}"
+        """How many nodes met which end: one that was expanded counts as such whatever followed."""
+        left = {event.node for event in self.events if event.what != "incumbent"}
+        parts = []
+        for word in ENDS:
+            ended = left & {event.node for event in self.events if event.what == word}
+            parts += [f"{len(ended)} {word}"] if ended else []
+            left -= ended
+        found = sum(event.what == "incumbent" for event in self.events)
+        return f"nodes: {', '.join(parts) or 'none'}; {counted(found, 'incumbent')}"

@@ -135,7 +135,7 @@ class OneStageSearch:
                 if plan and free:
                     return plan, free.bound_s
             best, joint_s = self._search_jointly(best, found)
-            bound_s = min(kept.bound_beside(found), joint_s)
+            bound_s = min(kept.bound_without(found), joint_s)
             if self._quick and (best is None or best.predicted.step_s > found.limit_s):
                 self._quick = False
                 more = self._keep_all(budget, best.predicted.step_s if best else inf)

@@ -51,7 +51,9 @@ class SearchRecorder:
         return SearchLog(tuple(self.events))
 
     def _add(self, node: str, what: str, why: str, bound_s: float | None = None, step_s: float | None = None) -> None:
-        self.events.append(SearchEvent(node, what, why, _known(bound_s), _known(step_s)))
+        event = SearchEvent(node, what, why, _known(bound_s), _known(step_s))
+        if event not in self.events:  # a node may be asked again, with less memory, and answer the same
+            self.events.append(event)
         if self.on_node:
             self.on_node(node)
 

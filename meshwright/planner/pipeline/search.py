@@ -156,7 +156,8 @@ class PipelineSearch:
         elif not self.first and not STOP.requested and (again := self.too_tight()):
             self.relax_memory()
             for count in again:
-                self.try_count(count)
+                if not STOP.requested:
+                    self.try_count(count)
         if self.best is None or self.first or STOP.requested:
             return self.best
         self.reorder()
@@ -181,10 +182,13 @@ class PipelineSearch:
         best, devices = self.best, self.cluster.device_count
         if devices > MOST_UNITS:
             return []
-        pairs = zip(best.predicted.stages, self._budgets(best), strict=True) if best else ()
-        full = best is not None and (best.recomputes or any(ROUGH * one.peak_bytes > limit for one, limit in pairs))
-        counts = self.unfit if best is None or not full else [best.microbatches, *self.unfit]
-        return [count for count in counts if not has_many_tasks(len(best.stages) if best else devices, count)]
+        counts, stages = self.unfit, devices
+        if best is not None:
+            stages = len(best.stages)
+            pairs = zip(best.predicted.stages, self._budgets(best), strict=True)
+            if best.recomputes or any(ROUGH * stage.peak_bytes > limit for stage, limit in pairs):
+                counts = [best.microbatches, *counts]
+        return [count for count in counts if not has_many_tasks(stages, count)]
 
     def counts(self) -> list[int]:
         """Micro-batch counts of the search, ascending."""
@@ -273,7 +277,8 @@ class PipelineSearch:
         if solution is None:
             bound_s = max(floor_s, min(limit_s, self.incumbent_s))
             what = f"none is faster than {show_seconds(limit_s)}" if limit_s < inf else "nothing fits"
-            self.unfit += [count] if limit_s == inf else []
+            if limit_s == inf:
+                self.unfit.append(count)
             self.log.pruned(node, f"of the shardings offered {what}", bound_s)
             return inf
         fitted_s = self._fit_step_s(solution.runs, solution.schedule, solution.microbatches)

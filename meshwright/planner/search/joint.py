@@ -26,6 +26,8 @@ from meshwright.planner.search.task import StageTask
 from meshwright.planner.search_log import mesh_node, not_below
 from meshwright.planner.sharding.model import ShardingModel
 
+MIXED = "searched with mixtures of shardings"
+
 
 def joint_search(
     candidates: list[Candidate],
@@ -135,11 +137,12 @@ class _State:
             mesh_search.most_traced = self.task.effort.shardings
             found_s = mesh_search.probe(node.bound.price, self.task.effort.slower * self.incumbent_s)
             self.probed.append((found_s, node, mesh_search))
-            if self.best is None and mesh_search.best is None:
-                self._take(node, mesh_search.fastest(node.bound.price) or mesh_search.otherwise())
-            else:
-                self._take(node, mesh_search.best)
-            self.task.log.expanded(self._name(node), "probed with one sharding", node.bound.seconds, found_s)
+            made, how = mesh_search.best, "probed with one sharding"
+            if self.best is None and made is None:
+                made, how = mesh_search.fastest(node.bound.price) or mesh_search.otherwise(), MIXED
+                found_s = made.predicted.step_s if made else inf
+            self._take(node, made)
+            self.task.log.expanded(self._name(node), how, node.bound.seconds, found_s)
         return found
 
     def search_pipelines(self, left: list[SearchNode]) -> None:
@@ -182,10 +185,10 @@ class _State:
             promising &= not (STOP.requested and self.best)
             if promising and node.bound.seconds < self.near_s:
                 mesh_search.incumbent_s = self.cutoff_s(node.candidate.axes)
-                self._take(node, mesh_search.fastest(node.bound.price) or mesh_search.otherwise())
-                self.task.log.expanded(
-                    self._name(node), "searched with mixtures of shardings", node.bound.seconds, step_s
-                )
+                made = mesh_search.fastest(node.bound.price) or mesh_search.otherwise()
+                self._take(node, made)
+                found_s = made.predicted.step_s if made else step_s
+                self.task.log.expanded(self._name(node), MIXED, node.bound.seconds, found_s)
 
     def _expected_s(self, step_s: float, node: SearchNode) -> float:
         """Mixtures of shardings are taken to end half way between a node's first plan and its bound. Where nothing

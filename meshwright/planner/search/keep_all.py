@@ -19,6 +19,7 @@ from math import gcd, inf
 from meshwright.capture.program import Program
 from meshwright.capture.sizes import BatchSize
 from meshwright.errors import PlanError
+from meshwright.plan.units import show_seconds
 from meshwright.planner.chain.chains import Chain
 from meshwright.planner.chain.lagrangian import bound_at, solve_chain, step_bound_s
 from meshwright.planner.effort import ANY_BYTES, CLOSE, EFFORTS
@@ -91,7 +92,7 @@ class SearchResult:
         """Lower bound on the step of all candidates."""
         return min([self.pruned_s, *self.expanded.values()])
 
-    def bound_beside(self, other: SearchResult) -> float:
+    def bound_without(self, other: SearchResult) -> float:
         """The same, leaving out the nodes of candidates that were tight in another search: a joint search has bounds of
         its own for these, which cover keeping everything."""
         left = (
@@ -294,7 +295,7 @@ class _State:
             return
         if floor >= cutoff_s:
             self.bounds.append(floor)
-            self.log.pruned(mesh, not_below(cutoff_s, self.incumbent_s), floor)
+            self.log.pruned(mesh, self._not_below(cutoff_s), floor)
             return
         if place not in self.least:  # pruned at first, and among the simpler ones now
             self.least[place] = MinBytes.of(candidate.shardings(candidate.microbatches[0]))
@@ -334,7 +335,7 @@ class _State:
         floor, cutoff_s = step_bound_s(shardings), self.cutoff_s(candidate, number)
         if floor >= cutoff_s:
             self.bounds.append(floor)
-            self.log.pruned(node, not_below(cutoff_s, self.incumbent_s), floor)
+            self.log.pruned(node, self._not_below(cutoff_s), floor)
             if any_evener(candidate, shardings) or not candidate.rising:
                 return False
             self.slower[place] = number
@@ -343,7 +344,7 @@ class _State:
         if bound_s >= cutoff_s:
             self.tight.add(place)
             self.expanded[place, number] = bound_s
-            self.log.pruned(node, f"under the memory limit {not_below(cutoff_s, self.incumbent_s)}", bound_s)
+            self.log.pruned(node, f"under the memory limit {self._not_below(cutoff_s)}", bound_s)
             return False
         proven_s, free = self._solve(place, candidate, shardings, floor)
         self.expanded[place, number] = proven_s
@@ -352,6 +353,12 @@ class _State:
         if not free:
             self.tight.add(place)
         return free and candidate.rising
+
+    def _not_below(self, cutoff_s: float) -> str:
+        """Why a node is pruned by its bound: in seconds while no node has led to an incumbent."""
+        if self.equals:
+            return not_below(cutoff_s, self.incumbent_s)
+        return f"its bound is not below {show_seconds(cutoff_s)}"
 
     def _prune_bytes(self, place: int, node: str, least: float, of: str = "") -> bool:
         self.log.pruned(node, over_budget(least, self.budget_bytes) + of)

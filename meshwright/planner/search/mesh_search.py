@@ -9,7 +9,7 @@ one, the last segments of the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
@@ -108,22 +108,29 @@ class MeshSearch:
         Chunks may make room for transients: shardings are tried as they are before those whose transients fit.
         most_s: a sharding that takes longer with everything kept is not traced, and no other is tried.
         """
+        for number, chain in enumerate(self._to_probe(price)):
+            if chain.static_bytes > self.budget_bytes or self._is_traced(chain):
+                continue  # it does not fit whatever it recomputes, or is known not to
+            if chain.seconds > most_s:
+                if not number:
+                    return chain.seconds
+                continue
+            step_s = self.trace(chain, slow=True)
+            if step_s < inf:
+                return step_s
+        return inf
+
+    def _to_probe(self, price: float) -> Iterator[Chain]:
+        """The sharding of a price per byte and one that holds less, then those under a cap on transients, then the one
+        that holds least."""
         bases = weighed(self.shardings)
         middle, scale = bases[len(bases) // 2], memory_free_bound_s(self.shardings) / self.budget_bytes
-        prices = (price or scale, max(price, scale) * PRICES[1], PRICES[-1] * scale)
-        near, more, most = (chain_at(middle, asked * middle.scale) for asked in prices)
-        for asked in (near, more, None, most):
-            for one in (asked,) if asked else (self._lean(middle, chain) for chain in (near, more, most)):
-                if one.static_bytes > self.budget_bytes or self._is_traced(one):
-                    continue  # it does not fit whatever it recomputes, or is known not to
-                if one.seconds > most_s:
-                    if one is near:
-                        return one.seconds
-                    continue
-                step_s = self.trace(one, slow=True)
-                if step_s < inf:
-                    return step_s
-        return inf
+        yield (near := chain_at(middle, (price or scale) * middle.scale))
+        yield (less := chain_at(middle, max(price, scale) * PRICES[1] * middle.scale))
+        least = chain_at(middle, PRICES[-1] * scale * middle.scale)
+        for chain in (near, less, least):
+            yield self._lean(middle, chain)
+        yield least
 
     def trace(self, chain: Chain, mixed: RematChain | None = None, slow: bool = False) -> float:
         """Rematerialises one sharding and takes it if it beats the incumbent.
