@@ -219,6 +219,7 @@ class OneStageSearch:
         self.log.stopped("the smallest limit in which a plan fits", "no plan fits")
         refused = max(budget, self.too_few_bytes)
         needed = minimum_budget(tests, refused, self._estimate(), self._exact, work)
+        needed = needed.offloading(self.request.setting.offload)
         if self.method not in ANYWHERE:
             return refuse_method(self.method, budget, needed)
         tight = partial(tight_candidates, self.program, pins=self.pins, setting=self.request.setting)

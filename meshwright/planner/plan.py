@@ -173,10 +173,9 @@ def _plan(request: PlanRequest, log: SearchRecorder, feasible_only: bool = False
         plan = one_stage.plan_over_budget()
     if plan is None and feasible_only:
         raise PlanError("no plan fits", "more memory")
+    if plan is None and offload.auto:
+        return _offloaded(request, log)
     if plan is None:
-        offloaded = _offloaded(request, log) if offload.auto else None
-        if offloaded is not None:
-            return offloaded
         raise _refusal(request, one_stage, pins, no_pipelines)
     plan = predicted(plan, program) if len(plan.stages) > 1 else plan
     step_s = plan.predicted.step_s
@@ -223,16 +222,20 @@ def _search(
     return plan, bound_s
 
 
-def _offloaded(request: PlanRequest, log: SearchRecorder) -> Plan | None:
-    """A plan for several devices with all optimizer states on the host, or with all weights too, if that fits."""
+def _offloaded(request: PlanRequest, log: SearchRecorder) -> Plan:
+    """A plan for several devices with all optimizer states on the host, or with all weights too where that is not
+    enough. The refusal is that of all weights."""
     _, pins = pinned_offload(request.pins)
-    for kind in OFFLOADING:
+    *others, most = (replace(request, pins=(*pins, f"offload={kind}")) for kind in OFFLOADING)
+    for one in others:
         try:
-            found = _plan(replace(request, pins=(*pins, f"offload={kind}")), log, feasible_only=True)
+            found = _plan(one, log, feasible_only=True)
+            break
         except PlanError:
             continue
-        return replace(found, pins=request.pins).with_prediction(gap=1.0)  # of other fractions no bound is known
-    return None
+    else:
+        found = _plan(most, log)
+    return replace(found, pins=request.pins).with_prediction(gap=1.0)  # of other fractions no bound is known
 
 
 def _refusal(request: PlanRequest, one_stage: OneStageSearch, pins: PipelinePins, no_pipelines: bool) -> PlanError:
@@ -251,6 +254,7 @@ def _refusal(request: PlanRequest, one_stage: OneStageSearch, pins: PipelinePins
         return one_stage.refusal(() if no_pipelines else (test,))
     refused = max(budget, one_stage.too_few_bytes)
     needed = minimum_pipeline_budget(test, refused, len(request.program.segments))
+    needed = needed.offloading(request.setting.offload) if needed else None
     return refuse_pipeline(pins, cluster, budget, needed)
 
 

@@ -142,16 +142,16 @@ def test_a_host_link_that_was_not_measured_is_refused(program: Program, pin: str
         make_plan(program, load_cluster("gh200:1"), pins=(pin,))
 
 
-def test_what_a_refusal_names_is_enough_with_the_host(program: Program) -> None:
+@pytest.mark.parametrize("cluster", ["h100:1", "4090:2"])
+def test_what_a_refusal_names_is_enough_with_the_host(program: Program, cluster: str) -> None:
     """With weights and optimizer state on the host far less is enough than without."""
-    cluster = load_cluster("h100:1")
     named = []
     for pins in (AUTO, ()):
         with pytest.raises(PlanError) as caught:
-            make_plan(program, cluster, memory_bytes=1000, pins=pins)
+            make_plan(program, load_cluster(cluster), memory_bytes=1000, pins=pins)
         named.append(int(caught.value.expected.split(" bytes")[0].replace(",", "")))
     assert named[0] < named[1]
-    assert make_plan(program, cluster, memory_bytes=named[0], pins=AUTO)
+    assert make_plan(program, load_cluster(cluster), memory_bytes=named[0], pins=AUTO)
 
 
 def test_where_only_optimizer_state_lies_there_a_refusal_names_auto(program: Program) -> None:

@@ -17,7 +17,7 @@ from meshwright.cluster import load_cluster
 from meshwright.cutting import batch_cuts
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
-from meshwright.plan.search_log import WORDS
+from meshwright.plan.search_log import ENDS, SearchEvent, SearchLog
 from meshwright.planner.plan import make_plan
 
 
@@ -40,7 +40,7 @@ def free() -> Plan:
 def test_the_log_has_incumbents_that_fall_and_ends_with_the_plan() -> None:
     events = list(free().search_log)
     steps = [event.step_s for event in events if event.what == "incumbent"]
-    assert {event.what for event in events} <= set(WORDS)
+    assert {event.what for event in events} <= {"incumbent", *ENDS}
     assert {"incumbent", "expanded", "pruned"} <= {event.what for event in events}
     assert steps[-1] == pytest.approx(free().predicted.step_s, rel=1e-6)
     assert all(event.why for event in events if event.what == "pruned")
@@ -71,6 +71,13 @@ def test_the_log_is_saved_and_is_no_part_of_equality() -> None:
     assert again == free()
     assert str(again.search_log) == str(free().search_log)
     assert again.search_log.summary in str(again.search_log)
+
+
+def test_the_footer_counts_nodes_once_each() -> None:
+    ends = [("a", "pruned"), ("a", "expanded"), ("a", "incumbent"), ("b", "pruned"), ("b", "stopped"), ("c", "pruned")]
+    log = SearchLog(tuple(SearchEvent(node, what) for node, what in ends))
+    assert log.summary == "nodes: 1 expanded, 1 stopped, 1 pruned; 1 incumbent"
+    assert len(set(free().search_log)) == len(free().search_log)
 
 
 def test_a_gap_ends_the_search_sooner_within_what_it_says() -> None:

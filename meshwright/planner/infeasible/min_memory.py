@@ -14,6 +14,8 @@ from meshwright.plan import Plan
 from meshwright.plan.units import show_enough
 from meshwright.planner.effort import ANY_BYTES, EFFORTS, FEW, NEAR, RESOLUTION
 
+ON_HOST = {"optimizer": ", optimizer state on the host", "weight": ", weights and optimizer state on the host"}
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class MemoryNeeded:
@@ -35,6 +37,10 @@ class MemoryNeeded:
     def __str__(self) -> str:
         pieces = f"{self.microbatches} micro-batches" if self.microbatches > 1 else "one micro-batch"
         return f"{self.how}, in {pieces}"
+
+    def offloading(self, kind: str) -> MemoryNeeded:
+        """The same, saying what is on the host."""
+        return replace(self, how=self.how + ON_HOST.get(kind, ""))
 
     def against(self, budget_bytes: int) -> str:
         """The expected part of a refusal of `budget_bytes`."""
