@@ -12,6 +12,7 @@ from dataclasses import replace
 from meshwright.capture.program import Program
 from meshwright.cluster import Cluster
 from meshwright.errors import PlanError
+from meshwright.pins.methods import ANYWHERE
 from meshwright.pins.stages import PipelinePins
 from meshwright.plan import Plan
 from meshwright.planner.chain.chains import Chain
@@ -68,7 +69,7 @@ def feasible_by_budgets(
         work.spend()
         return task.refined(chain, shardings)
 
-    exactly = task.method not in ("auto", "flat")
+    exactly = task.method not in (*ANYWHERE, "flat")
     plan = sweep_budgets(candidates, budget_bytes, refined, None, exactly=exactly, first=True)
     return needed_by(plan) if plan else None
 
