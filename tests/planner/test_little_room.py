@@ -113,6 +113,15 @@ def test_no_pin_is_faster_than_no_pin() -> None:
     assert pinned.microbatches <= 4  # twice as many where ops may need what they like
 
 
+def test_a_little_more_memory_is_never_much_slower() -> None:
+    """Transients are what keeps most shardings of so small a model from fitting."""
+    tiny = capture(*parse_reference("gpt?layers=1&hidden=32&heads=4&ffn=64&vocab=128&seq=16").meta(8))
+    cluster = load_cluster("local:2")
+    made = (make_plan(tiny, cluster, memory_bytes=limit, pins=("pp=1", "microbatch=2")) for limit in (250_000, 264_038))
+    less, more = (plan.predicted.step_s for plan in made)
+    assert more <= 1.05 * less  # it was 2.4 times as slow: nothing fitted there but with everything kept
+
+
 @pytest.mark.parametrize(
     ("model", "cluster", "mebibytes"),
     [

@@ -52,7 +52,8 @@ def feasible_jointly(
         if bound.seconds == float("inf"):
             continue
         mesh_search = task.mesh_search(shardings, float("inf"))
-        plan = mesh_search.fastest(bound.price) or mesh_search.otherwise()
+        mesh_search.probe(bound.price, float("inf"))
+        plan = mesh_search.best or mesh_search.fastest(bound.price) or mesh_search.otherwise()
         work.spend(len(mesh_search.traced))
         if plan is not None:
             return needed_by(plan)

@@ -29,7 +29,7 @@ from meshwright.planner.chain.remat_chain import (
 from meshwright.planner.effort import EFFORTS, OVERLAP_WEIGHTS, PRICES, RESOLUTION, RETRIES
 from meshwright.planner.memory.nested_sharded import refine_nested
 from meshwright.planner.memory.options import RematOptions
-from meshwright.planner.memory.refine import Options, fit_given, fit_ways, pending_bytes, refine
+from meshwright.planner.memory.refine import Options, fit_given, fit_ways, least_peak, pending_bytes, refine
 from meshwright.planner.sharding.model import ShardingModel
 from meshwright.remat.inner import CHUNKS
 
@@ -118,19 +118,46 @@ class MeshSearch:
             step_s = self.trace(chain, slow=True)
             if step_s < inf:
                 return step_s
+        return self._squeezed_s()
+
+    def _squeezed_s(self) -> float:
+        """Seconds of a step where no sharding fits as yet: the one that needs least is put under a lower cap on
+        transients, by what it lacks, as long as that helps."""
+        needed = [(least_peak(one.ways, one.chain.microbatches), one.chain) for one in self.traced]
+        if not needed:
+            return inf
+        peak, chain = min(needed, key=lambda one: one[0])
+        cap_bytes = chain.transient_bytes
+        for _ in range(RETRIES):
+            cap_bytes = min(cap_bytes, chain.transient_bytes) - (peak - self.budget_bytes)
+            squeezed = chain_under_cap(self._middle.capped(cap_bytes), chain.price) if cap_bytes > 0 else None
+            if squeezed is None or squeezed.static_bytes > self.budget_bytes or self._is_traced(squeezed):
+                break
+            step_s = self.trace(squeezed, slow=True)
+            if step_s < inf:
+                return step_s
+            before, chain = peak, squeezed
+            peak = least_peak(self.traced[-1].ways, chain.microbatches)
+            if peak >= before:
+                break
         return inf
 
     def _to_probe(self, price: float) -> Iterator[Chain]:
         """The sharding of a price per byte and one that holds less, then those under a cap on transients, then the one
         that holds least."""
-        bases = weighed(self.shardings)
-        middle, scale = bases[len(bases) // 2], memory_free_bound_s(self.shardings) / self.budget_bytes
+        middle, scale = self._middle, memory_free_bound_s(self.shardings) / self.budget_bytes
         yield (near := chain_at(middle, (price or scale) * middle.scale))
         yield (less := chain_at(middle, max(price, scale) * PRICES[1] * middle.scale))
         least = chain_at(middle, PRICES[-1] * scale * middle.scale)
         for chain in (near, less, least):
             yield self._lean(middle, chain)
         yield least
+
+    @property
+    def _middle(self) -> ShardingModel:
+        """The shardings at the overlap weight in the middle."""
+        bases = weighed(self.shardings)
+        return bases[len(bases) // 2]
 
     def trace(self, chain: Chain, mixed: RematChain | None = None, slow: bool = False) -> float:
         """Rematerialises one sharding and takes it if it beats the incumbent.
