@@ -97,8 +97,8 @@ def test_bad_batch_cluster_and_memory(capsys: pytest.CaptureFixture[str]) -> Non
     refused(capsys, "plan", SMALL, "--cluster", "moon")
     assert "memory 'some'" in refused(capsys, "plan", SMALL, "--memory", "some")
     assert "optimizer 'lion'" in refused(capsys, "plan", SMALL, "--optimizer", "lion")
-    nothing = refused(capsys, "plan", SMALL, "--memory", "1KiB", "--pin", "recompute=keep")
-    assert "no plan fits in 1,024 bytes" in nothing
+    nothing = refused(capsys, "plan", SMALL, "--cluster", "local:1", "--memory", "1KiB")
+    assert "no plan fits in 1 KiB on one device" in nothing
 
 
 @pytest.mark.full
