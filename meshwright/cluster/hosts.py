@@ -35,8 +35,8 @@ OVERHEAD_SOURCE = "NVIDIA/nccl src/graph/tuning.cc: base latency of a ring; tabl
 class Host:
     """A kind of host: how many devices it has at most, the links inside, and the network each host has.
 
-    socket: devices that share one root of the PCIe tree, where that matters; `inner` then joins the devices of a
-    socket and `across` the sockets.
+    socket: devices that share one root of the PCIe tree or one NVLink bridge, where that matters; `inner` then joins
+    these and `across` their groups, whose level is called `group`.
     """
 
     device: str
@@ -46,6 +46,7 @@ class Host:
     sources: Sources
     socket: int = 0
     across: Link | None = None
+    group: str = "socket"
 
 
 class _Network(msgspec.Struct, forbid_unknown_fields=True):
@@ -78,6 +79,7 @@ class _Row(msgspec.Struct, forbid_unknown_fields=True):
     bandwidth: float = 0.0
     socket: int = 0
     across: Link | None = None
+    group: str = "socket"
     sources: dict[str, str] = {}
 
     def host(self, texts: dict[str, str]) -> Host:
@@ -95,7 +97,7 @@ class _Row(msgspec.Struct, forbid_unknown_fields=True):
             **self.sources,
         }
         named = tuple((figure, source.format_map(texts)) for figure, source in sources.items())
-        return Host(self.device, self.devices, inner, self.network.link(), named, self.socket, self.across)
+        return Host(self.device, self.devices, inner, self.network.link(), named, self.socket, self.across, self.group)
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):

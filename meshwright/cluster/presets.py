@@ -75,21 +75,21 @@ def _hosts(name: str) -> Callable[[int], Cluster]:
 def _cluster(name: str, kind: Host, hosts: int, each: int) -> Cluster:
     gpu = GPUS[kind.device]
     host = _host(kind, each)
-    if hosts > 1 and kind.across and host.level == "socket":
+    if hosts > 1 and kind.across and host.level == kind.group:
         host = Group("host", kind.across, (Member(host),))
     root = host if hosts == 1 else Group("pod", kind.network, (Member(host, hosts),))
     return Cluster(name, "nccl", (gpu.device,), root, NCCL_OVERHEAD_S, _all_sources(gpu, kind.sources))
 
 
 def _host(kind: Host, each: int) -> Group:
-    """Its devices, by sockets where they sit on several."""
+    """Its devices, by sockets or bridges where they sit on several."""
     if not kind.across or each <= kind.socket:
-        return Group("socket" if kind.across else "host", kind.inner, (Member(kind.device, each),))
+        return Group(kind.group if kind.across else "host", kind.inner, (Member(kind.device, each),))
     whole, rest = divmod(each, kind.socket)
-    sockets = [Member(Group("socket", kind.inner, (Member(kind.device, kind.socket),)), whole)]
+    groups = [Member(Group(kind.group, kind.inner, (Member(kind.device, kind.socket),)), whole)]
     if rest:
-        sockets.append(Member(Group("socket", kind.inner, (Member(kind.device, rest),))))
-    return Group("host", kind.across, tuple(sockets))
+        groups.append(Member(Group(kind.group, kind.inner, (Member(kind.device, rest),))))
+    return Group("host", kind.across, tuple(groups))
 
 
 def _all_sources(device: SourcedDevice, links: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
