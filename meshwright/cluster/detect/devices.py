@@ -27,26 +27,39 @@ def device_types(ranks: Sequence[RankInfo]) -> tuple[tuple[Device, ...], list[st
 
 def known_name(device: str) -> str | None:
     """The name of the preset device that torch calls so."""
-    words = device.replace("-", " ").upper().split()
-    found = [name for name in GPUS if all(word in words for word in _family(name))]
-    alike = [name for name in found if ("PCIE" in words) == ("PCIE" in name.upper())] or found
-    sized = [name for name in alike if any(word in name.upper() for word in words if word.endswith("GB"))]
-    return next(iter(sized or alike), None)
+    found = _alike(words := _words(device))
+    sized = [name for name in found if any(word in _words(name) for word in words if word.endswith("GB"))]
+    return next(iter(sized or found), None)
 
 
 def _known(info: RankInfo) -> Device | None:
     """The preset device that this one's name contains: `NVIDIA H100 80GB HBM3` is an H100. Of several that differ in
-    form or memory, the one with the same form and the nearest memory."""
-    words = info.device.replace("-", " ").upper().split()
-    found = [gpu.device for name, gpu in GPUS.items() if all(word in words for word in _family(name))]
-    alike = [device for device in found if ("PCIE" in words) == ("PCIE" in device.name.upper())]
-    return min(alike or found, key=lambda device: abs(device.memory_bytes - info.memory_bytes), default=None)
+    memory, the one with the nearest."""
+    found = [GPUS[name].device for name in _alike(_words(info.device))]
+    return min(found, key=lambda device: abs(device.memory_bytes - info.memory_bytes), default=None)
+
+
+def _alike(words: list[str]) -> list[str]:
+    """Preset devices whose names these words contain, of the same form: those that most words tell, as `H100 NVL`."""
+    found = [name for name in GPUS if all(word in words for word in _family(name)) and _same_form(words, _words(name))]
+    most = max((len(_family(name)) for name in found), default=0)
+    return [name for name in found if len(_family(name)) == most]
+
+
+def _same_form(words: list[str], known: list[str]) -> bool:
+    """On PCIe or not: a device that is sold in one form does not have it in its name."""
+    if "PCIE" in words:
+        return not any(word.startswith("SXM") for word in known)
+    return "PCIE" not in known
 
 
 def _family(name: str) -> list[str]:
     """`RTX-4090` and `A100-SXM-80GB` are an RTX 4090 and an A100: neither form nor memory tells."""
-    words = name.upper().split("-")
-    return [word for word in words if not word.startswith(("SXM", "PCIE", "SERVER")) and not word.endswith("GB")]
+    return [word for word in _words(name) if not word.startswith(("SXM", "PCIE", "SERVER")) and not word.endswith("GB")]
+
+
+def _words(name: str) -> list[str]:
+    return name.replace("-", " ").upper().split()
 
 
 def _source(likes: list[RankInfo]) -> str:
