@@ -282,7 +282,7 @@ def test_the_examples_of_the_documentation_are_clusters() -> None:
     text = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
     first, sheet, second = (block.partition("```")[0] for block in text.split("```toml\n")[1:])
     assert read_cluster(first, "docs").device_count == 32
-    assert read_cluster(sheet, "docs").devices[0].name == "a6000"
+    assert read_cluster(sheet, "docs").devices[0].name == "a5000"
     head = first[: first.index("[level.pod]")]
     racks = read_cluster(head + second + '[[host]]\ncount = 28\ndevice = "h100"\ndevices = 8\n', "docs")
     assert racks.root.levels() == ("host", "rack", "hall")

@@ -145,7 +145,7 @@ def test_recipes_of_nemo_in_float8_reduce_gradients_in_half_precision(tmp_path: 
 
 
 def test_sizes_and_descriptions_that_can_not_be_are_reasons(tmp_path: Path) -> None:
-    changes = [{"gpus_per_node": "0"}, {"pp": "0"}, {"vpp": "-1"}, {"mla": "q_lora=1536"}, {"gpu": "A100-PCIe-40GB"}]
+    changes = [{"gpus_per_node": "0"}, {"pp": "0"}, {"vpp": "-1"}, {"mla": "q_lora=1536"}, {"gpu": "A800-PCIe-40GB"}]
     found = _score(tmp_path, [ROW | {"row_id": str(i)} | change for i, change in enumerate(changes)])["mine"]
     assert isinstance(found, dict)
     assert found["not_modelled"] == [
@@ -153,7 +153,7 @@ def test_sizes_and_descriptions_that_can_not_be_are_reasons(tmp_path: Path) -> N
         "row 1: pp is 0, expected a whole number from 1 to 10000",
         "row 2: vpp is -1, expected a whole number from 1 to 10000",
         "row 3: mla is 'q_lora=1536', without kv_lora, qk_nope, qk_rope",
-        "row 4: unknown GPU A100-PCIe-40GB",
+        "row 4: unknown GPU A800-PCIe-40GB",
     ]
 
 
@@ -199,8 +199,40 @@ def test_tables_that_can_not_be_read_are_listed_and_others_scored(tmp_path: Path
         ("H100 80 GB", "h100"),
         ("B200-180GB", "b200"),
         ("RTX PRO 6000 Server Edition", "rtx-pro-6000"),
+        ("A100-PCIe-40GB", "a100-pcie-40gb"),
+        ("A100 40GB PCIe", "a100-pcie-40gb"),
+        ("NVIDIA A800-SXM4-80GB", "a800"),
+        ("A800-PCIe-80GB", None),
+        ("H800", "h800"),
+        ("H800-PCIe", None),
+        ("H100 NVL", "h100-nvl"),
+        ("NVIDIA H100-NVL-94GB", "h100-nvl"),
+        ("H200-NVL", "h200-nvl"),
+        ("H200-NVL4", None),
+        ("GB200-NVL72", "gb200"),
+        ("H20-96GB", "h20"),
+        ("H20-141GB", None),
+        ("Tesla T4", "t4"),
+        ("Tesla V100-PCIE-32GB", "v100-pcie-32gb"),
+        ("V100-PCIe-16GB", "v100-pcie"),
+        ("Tesla V100S-PCIE-32GB", None),
+        ("Tesla P100-PCIE-16GB", "p100"),
+        ("P100-SXM2-16GB", None),
+        ("RTX-A6000", "rtx-a6000"),
+        ("A6000", "a6000"),
+        ("NVIDIA RTX A6000 48GB", "rtx-a6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
+        ("RTX A6000 Ada", None),
+        ("Quadro RTX 6000", None),
+        ("NVIDIA A40-PCIE-48GB", "a40"),
+        ("L40-PCIe", "l40"),
+        ("L40S", "l40s"),
+        ("NVIDIA A10", "a10"),
+        ("A10G", "a10g"),
+        ("AMD Instinct MI250X", "mi250x"),
+        ("MI250X-128GB", None),
+        ("MI325X-256GB", "mi325x"),
         ("GH200-144GB", None),
-        ("H100-NVL", None),
         ("", None),
     ],
 )

@@ -38,10 +38,10 @@ class Nearest:
         self._devices: list[str] = []
 
     def device(self, name: str, peaks: dict[str, float], memory_bytes: float, bandwidth: float) -> Device:
-        """The shipped device of this name, or else the one whose rates are nearest."""
+        """The shipped device of this name, or else the one whose rates are nearest, of two alike the module."""
         found = shipped_name(name) or min(
             (each for each in shipped() if device_of(each).kind == "cuda"),
-            key=lambda each: _apart(device_of(each), peaks, memory_bytes, bandwidth),
+            key=lambda each: (_apart(device_of(each), peaks, memory_bytes, bandwidth), "PCIe" in each),
         )
         self._devices.append(found)
         return device_of(found)
