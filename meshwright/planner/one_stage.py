@@ -219,6 +219,8 @@ class OneStageSearch:
         self.log.stopped("the smallest limit in which a plan fits", "no plan fits")
         refused = max(budget, self.too_few_bytes)
         needed = minimum_budget(tests, refused, self._estimate(), self._exact, work)
+        if self.method == "keep":
+            needed = replace(needed, how="everything kept")
         needed = needed.offloading(self.request.setting.offload)
         if self.method not in ANYWHERE:
             return refuse_method(self.method, budget, needed)
@@ -239,8 +241,9 @@ class OneStageSearch:
         min_memory = partial(feasible_min_memory, task, self._leanest, work)
         if self.method not in (*ANYWHERE, "flat"):
             return [min_memory], [partial(feasible_by_budgets, task, self.first, work)]
-        kept = partial(feasible_kept, self.candidates if self._exact else self.first, exactly=self._exact)
-        slow = (feasible_jointly, feasible_by_budgets)
+        candidates = self.candidates if self._exact else self.first
+        kept = partial(feasible_kept, candidates, self._assemble, exactly=self._exact)
+        slow = (feasible_by_budgets, feasible_jointly)
         return [min_memory, kept], [partial(one, task, self.jointly, work) for one in slow]
 
     @cached_property

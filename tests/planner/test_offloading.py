@@ -17,6 +17,7 @@ from meshwright.cost.host_link import Copies, copies_of, is_assumed
 from meshwright.errors import PlanError
 from meshwright.explain.recommend import notes
 from meshwright.models.gpt import GPT
+from meshwright.models.reference import parse_reference
 from meshwright.planner.memory import offload as offloading
 from meshwright.planner.memory.offload import offloaded_names
 from meshwright.planner.plan import make_plan
@@ -152,6 +153,14 @@ def test_what_a_refusal_names_is_enough_with_the_host(program: Program, cluster:
         named.append(int(caught.value.expected.split(" bytes")[0].replace(",", "")))
     assert named[0] < named[1]
     assert make_plan(program, load_cluster(cluster), memory_bytes=named[0], pins=AUTO)
+
+
+def test_a_plan_with_weights_on_the_host_is_within_its_limit() -> None:
+    """The clock counts more bytes there than the search: weights that are fetched ahead."""
+    program, cluster = capture(*parse_reference("mlp").meta(8), precision="mixed"), load_cluster("h100:2")
+    pins = ("offload=weights", "dp=2")
+    plan = make_plan(program, cluster, memory_bytes=20_000_000, precision="mixed", pins=pins)
+    assert plan.predicted.peak_bytes <= 20_000_000
 
 
 def test_where_only_optimizer_state_lies_there_a_refusal_names_auto(program: Program) -> None:

@@ -17,26 +17,38 @@ from meshwright.pins.stages import PipelinePins
 from meshwright.plan import Plan
 from meshwright.planner.chain.chains import Chain
 from meshwright.planner.chain.lagrangian import ANY_PRICE, chain_at, memory_free_bound_s
-from meshwright.planner.effort import FEW
+from meshwright.planner.effort import FEW, RETRIES
 from meshwright.planner.infeasible.min_memory import MemoryNeeded, WorkBudget, needed_by
 from meshwright.planner.memory.refine import refine
 from meshwright.planner.pipeline.search import PipelineSearch
 from meshwright.planner.search.dual_bound import DualBound, best_bound
 from meshwright.planner.search.keep_all import Candidate, search
-from meshwright.planner.search.mesh_search import weighed
+from meshwright.planner.search.mesh_search import Assemble, weighed
 from meshwright.planner.search.shard_then_remat import sweep_budgets
 from meshwright.planner.search.task import StageTask
 from meshwright.planner.sharding.model import ShardingModel
 from meshwright.price.parameter import Setting
 
 
-def feasible_kept(candidates: list[Candidate], budget_bytes: int, *, exactly: bool) -> MemoryNeeded | None:
-    """Everything kept (`keep_all.search`). exactly: of a small program, since of others it would take a minute."""
-    try:
-        found = search(candidates, budget_bytes, first=True, exactly=exactly, hard=exactly).best
-    except PlanError:
-        return None
-    return MemoryNeeded(found[0].peak_bytes, "everything kept", found[0].microbatches) if found else None
+def feasible_kept(
+    candidates: list[Candidate], assemble: Assemble, budget_bytes: int, *, exactly: bool
+) -> MemoryNeeded | None:
+    """Everything kept (`keep_all.search`), in less where the clock counts more bytes.
+
+    exactly: of a small program, since of others it would take a minute."""
+    room = budget_bytes
+    for _ in range(RETRIES):
+        try:
+            found = search(candidates, room, first=True, exactly=exactly, hard=exactly).best
+        except PlanError:
+            return None
+        if found is None:
+            return None
+        plan = assemble(*found)
+        if plan.predicted.peak_bytes <= budget_bytes:
+            return needed_by(plan)
+        room -= plan.predicted.peak_bytes - budget_bytes
+    return None
 
 
 def feasible_jointly(

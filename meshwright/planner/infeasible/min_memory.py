@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from meshwright.plan import Plan
 from meshwright.plan.units import show_enough
-from meshwright.planner.effort import ANY_BYTES, EFFORTS, FEW, NEAR, RESOLUTION
+from meshwright.planner.effort import ANY_BYTES, EFFORTS, FEW, NEAR, RESOLUTION, ROUGH
 
 ON_HOST = {"optimizer": ", optimizer state on the host", "weight": ", weights and optimizer state on the host"}
 
@@ -125,6 +125,8 @@ def minimum_budget(
         while behind:
             refused[behind[0]] = search.descend(tests[behind[0]], refused_bytes)
             behind = [i for i in refused if not search.is_done(refused[i])]
+            if not behind and any(search.leap(test, refused_bytes) for test in tests):
+                behind = list(refused)
     except _SpentError:
         return search.best
     return replace(search.best, refused=search.exact)
@@ -205,6 +207,11 @@ class _Descent:
             if low < peak < self.best.bytes and peak - low <= self.width and not self._accepts(test, peak):
                 low = self.best_peak
         return low
+
+    def leap(self, test: FeasibilityTest, low: int) -> bool:
+        """Whether the test accepts far less, though a little less was refused; asked of small programs alone."""
+        far = int(self.best.bytes / ROUGH)
+        return self.work.segments <= FEW and far > low and self._accepts(test, far)
 
     def _accepts(self, test: FeasibilityTest, budget: int) -> bool:
         self.work.check(self.took.get(test, 1))

@@ -5,7 +5,7 @@ By `auto` and `flat` the choice of every instance is optimal; other methods are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from meshwright.capture.program import Program
@@ -59,9 +59,29 @@ def refine(
     if not searched:
         options = tuple((kept,) for kept in fixed_ways(program, ways.curves.plan, ways.curves.options, method))
     found = fit_ways(plan, ways, budget_bytes, options)
-    if found is None and nested and method == "auto":
+    made = fit_by_clock(plan, program, budget_bytes, found, lambda room: fit_ways(plan, ways, room, options))
+    if made is None and nested and method == "auto":
         return refine_nested(plan, program, ways, budget_bytes)
-    return found.written(plan, program) if found else None
+    return made
+
+
+def fit_by_clock(
+    plan: Plan,
+    program: Program,
+    budget_bytes: int,
+    found: FittedRemat | None,
+    within: Callable[[int], FittedRemat | None],
+) -> Plan | None:
+    """The plan with what was found; with what is found within less where the clock counts more bytes, as it may with
+    weights on the host. None where nothing fits."""
+    room = budget_bytes
+    for _ in range(RETRIES):
+        made = found.written(plan, program) if found else None
+        if made is None or made.predicted.peak_bytes <= budget_bytes:
+            return made
+        room -= made.predicted.peak_bytes - budget_bytes
+        found = within(room)
+    return None
 
 
 def fit_ways(plan: Plan, ways: RematOptions, budget_bytes: int, options: Options | None = None) -> FittedRemat | None:

@@ -29,7 +29,16 @@ from meshwright.planner.chain.remat_chain import (
 from meshwright.planner.effort import EFFORTS, OVERLAP_WEIGHTS, PRICES, RESOLUTION, RETRIES
 from meshwright.planner.memory.nested_sharded import refine_nested
 from meshwright.planner.memory.options import RematOptions
-from meshwright.planner.memory.refine import Options, fit_given, fit_ways, least_peak, pending_bytes, refine
+from meshwright.planner.memory.refine import (
+    FittedRemat,
+    Options,
+    fit_by_clock,
+    fit_given,
+    fit_ways,
+    least_peak,
+    pending_bytes,
+    refine,
+)
 from meshwright.planner.sharding.model import ShardingModel
 from meshwright.remat.inner import CHUNKS
 
@@ -170,16 +179,27 @@ class MeshSearch:
         self.traced.append(_TracedSharding(chain, ways, ways.curves.options if options is None else options))
         if chain.seconds >= self.incumbent_s and not slow:
             return inf  # of use in mixtures alone: recomputing only takes longer
-        found = [fit_ways(plan, ways, self.budget_bytes, options)]
-        if mixed is not None:
-            found.append(fit_given(plan, ways, self.budget_bytes, self.traced[-1].options, mixed.ways))
-        best = min((one for one in found if one), key=lambda one: one.predicted.step_s, default=None)
-        if best is None:
+        points = self.traced[-1].options
+
+        def within(room_bytes: int) -> FittedRemat | None:
+            fitted = [fit_ways(plan, ways, room_bytes, options)]
+            if mixed is not None:
+                fitted.append(fit_given(plan, ways, room_bytes, points, mixed.ways))
+            return min((one for one in fitted if one), key=lambda one: one.predicted.step_s, default=None)
+
+        found, made = within(self.budget_bytes), None
+        if found is None:
             return inf
+        step_s = found.predicted.step_s
+        if step_s < self.incumbent_s:
+            made = fit_by_clock(plan, self.program, self.budget_bytes, found, within)
+            if made is None:
+                return inf
+            step_s = made.predicted.step_s
         self.fits |= chain.seconds < self.incumbent_s
-        if best.predicted.step_s < self.incumbent_s:
-            self.best, self.incumbent_s = best.written(plan, self.program), best.predicted.step_s
-        return best.predicted.step_s
+        if made is not None and step_s < self.incumbent_s:
+            self.best, self.incumbent_s = made, step_s
+        return step_s
 
     def otherwise(self) -> Plan | None:
         """Where nothing fits: backward in more chunks, or nested orders that recompute segment inputs."""

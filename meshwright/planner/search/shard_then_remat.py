@@ -30,11 +30,19 @@ def sweep_budgets(
 ) -> Plan | None:
     """The fastest plan of the sweep, or `best` where none is faster.
 
-    The first budget has no limit. Each following one is the geometric mean of the last peak and the true budget.
-    Where a budget fits nothing, the next lies halfway back to the last peak.
+    Where nothing is found, it is swept again for somewhat less: other budgets have other shardings.
     refined: the plan of a sharding under the true budget.
     exactly: as for `solve_chain`; and the last budget is the true one.
     """
+    found = _swept(candidates, budget_bytes, refined, best, exactly, first)
+    return found or _swept(candidates, int(budget_bytes / ROUGH), refined, None, exactly, first)
+
+
+def _swept(
+    candidates: list[Candidate], budget_bytes: int, refined: Refined, best: Plan | None, exactly: bool, first: bool
+) -> Plan | None:
+    """The first budget has no limit. Each following one is the geometric mean of the last peak and the true budget.
+    Where a budget fits nothing, the next lies halfway back to the last peak."""
     room = peak = ANY_BYTES
     skipped = False
     while peak > budget_bytes:
