@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -189,6 +190,7 @@ def summary(
         ],
         "fallback_ops": list(tiers["fallback"]),
         "rule_tiers": {name: list(targets) for name, targets in tiers.items()},
+        "search": [asdict(event) for event in plan.search_log],
     }
 
 

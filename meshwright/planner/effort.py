@@ -88,7 +88,7 @@ def effort_of(name: str) -> Effort:
 
 def check_part(name: str, given: float) -> None:
     if not isinstance(given, int | float) or not 0 <= given < 1:
-        raise PlanError(f"{name} {given}", "a part of a step, from 0 to less than 1", "give 0.005, or 0 to turn it off")
+        raise PlanError(f"{name} {given}", "a part, from 0 to less than 1", "give one such as 0.01, or 0 for none")
 
 
 def headroom_of(memory: object, headroom: float | None, usable_bytes: float = inf) -> float:

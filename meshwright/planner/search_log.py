@@ -70,9 +70,9 @@ def not_below(cutoff_s: float, incumbent_s: float) -> str:
     return "its bound is not below the incumbent"
 
 
-def over_budget(needed_bytes: float, budget_bytes: int) -> str:
+def over_budget(needed_bytes: float, budget_bytes: int, of: str) -> str:
     """Why a node is pruned that needs more memory than there is."""
-    return f"needs {show_bytes(int(needed_bytes))} at least, of {show_bytes(budget_bytes)}"
+    return f"{of} needs about {show_bytes(int(needed_bytes))}, of {show_bytes(budget_bytes)}"
 
 
 def _known(seconds: float | None) -> float | None:

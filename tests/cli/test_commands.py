@@ -50,6 +50,7 @@ def test_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert 0 <= found["optimality_gap"] < 0.005  # what runs beside compute is a maximum, bounded from below
     assert found["predicted"]["step_seconds"] > 0
+    assert {"incumbent", "expanded"} <= {event["what"] for event in found["search"]}
     assert [entry["name"] for entry in found["baselines"]] == [
         "DDP",
         "parameter server",

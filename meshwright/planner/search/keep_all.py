@@ -327,7 +327,7 @@ class _State:
             self.log.pruned(node, "this cut of the batch does not go with the pins")
             return False
         if shardings.least_static() > self.budget_bytes:  # nor is there less of it in more micro-batches
-            self._prune_bytes(place, node, shardings.least_static(), " for weights alone")
+            self._prune_bytes(place, node, shardings.least_static(), "the training state")
             return True
         least = shardings.least_held() + shardings.least_transient()
         if least > self.budget_bytes:
@@ -360,8 +360,8 @@ class _State:
             return not_below(cutoff_s, self.incumbent_s)
         return f"its bound is not below {show_seconds(cutoff_s)}"
 
-    def _prune_bytes(self, place: int, node: str, least: float, of: str = "") -> bool:
-        self.log.pruned(node, over_budget(least, self.budget_bytes) + of)
+    def _prune_bytes(self, place: int, node: str, least: float, of: str = "everything kept") -> bool:
+        self.log.pruned(node, over_budget(least, self.budget_bytes, of))
         self.tight.add(place)
         return False
 
