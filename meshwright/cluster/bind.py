@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, combinations
+from itertools import accumulate, combinations, count
 from math import prod
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from meshwright.caches import CACHES
 from meshwright.cluster.device import Device, slowest
@@ -15,17 +14,24 @@ from meshwright.cluster.mesh import FLAT, Axis, Hop, Mesh, ranks_behind
 from meshwright.cluster.tree import Group, Link
 from meshwright.errors import ClusterError
 
+if TYPE_CHECKING:
+    import numpy as np
+
 _Reach = tuple[tuple[Link, float], ...]  # by level: a rank's link, and the bytes per second it gets there
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a device sits: its ancestors innermost first, as (group id, child id, link, devices in that child)."""
+class _Places:
+    """Where each device sits, by level and device, innermost level first.
 
-    groups: tuple[int, ...]
-    children: tuple[int, ...]
-    links: tuple[Link, ...]
-    devices_below: tuple[int, ...]
+    groups: the group that it is in. children: the member of that group that it is in. cases: the place in `links`.
+    links: the link that a member has, and how many devices share it.
+    """
+
+    groups: np.ndarray
+    children: np.ndarray
+    cases: np.ndarray
+    links: tuple[tuple[Link, int], ...]
 
 
 class DeviceTree(Protocol):
@@ -105,31 +111,30 @@ def check_shape(shape: tuple[int, ...]) -> None:
 
 
 @CACHES.memoized(maxsize=8)
-def _places(root: Group) -> list[_Place]:
-    counter = iter(range(1 << 62))
+def _places(root: Group) -> _Places:
+    import numpy as np  # a mistake in a cluster's name is refused without it
 
-    def walk(group: Group) -> Iterator[_Place]:
+    counter = count()
+    links: dict[tuple[Link, int], int] = {}
+
+    def walk(group: Group) -> Iterator[tuple[tuple[int, int, int], ...]]:
+        """(group, child, link) of each device, by level."""
         group_id = next(counter)
         for child, link in group.children():
-            child_id = next(counter)
             below = 1 if isinstance(child, str) else child.device_count
-            inner = [_Place((), (), (), ())] if isinstance(child, str) else walk(child)
-            for place in inner:
-                yield _Place(
-                    (*place.groups, group_id),
-                    (*place.children, child_id),
-                    (*place.links, link),
-                    (*place.devices_below, below),
-                )
+            here = group_id, next(counter), links.setdefault((link, below), len(links))
+            for inner in [()] if isinstance(child, str) else walk(child):
+                yield *inner, here
 
-    return list(walk(root))
+    groups, children, cases = np.array(list(walk(root))).transpose(2, 1, 0)
+    return _Places(groups, children, cases, tuple(links))
 
 
 def _bind_axis(
     levels: tuple[str, ...], load: _Load, shape: tuple[int, ...], which: tuple[int, ...]
 ) -> list[tuple[Hop, ...]]:
     """The different hops that ranks make in the groups that vary along the axes `which`, the slowest first."""
-    import numpy as np  # a mistake in a cluster's name is refused without it
+    import numpy as np
 
     grid = np.arange(prod(shape)).reshape(shape).transpose(*(i for i in range(len(shape)) if i not in which), *which)
     order = grid.ravel()
@@ -188,37 +193,40 @@ class _Load:
     `reach` lists the different cases, `kinds` says which is each rank's; groups, children: its own at each level.
     """
 
-    def __init__(self, used: list[_Place]) -> None:
+    def __init__(self, places: _Places, ranks: Sequence[int]) -> None:
         import numpy as np
 
-        self.in_group = Counter(group for place in used for group in place.groups)
-        self.behind = Counter(child for place in used for child in place.children)
-        numbers: dict[_Reach, int] = {}
-        self.kinds = np.array([numbers.setdefault(self._reach(place), len(numbers)) for place in used])
-        self.reach = list(numbers)
-        self.groups = np.array([place.groups for place in used]).T
-        self.children = np.array([place.children for place in used]).T
-        self.ids = 1 + int(max(self.groups.max(), self.children.max()))
+        used = np.array(ranks)
+        self.groups, self.children = places.groups[:, used], places.children[:, used]
+        self.ids = 1 + int(max(places.groups.max(), places.children.max()))
+        in_group, behind = np.bincount(self.groups.ravel()), np.bincount(self.children.ravel())
+        ways = np.stack([places.cases[:, used], in_group[self.groups], behind[self.children]], axis=-1)
+        found, kinds = np.unique(ways.swapaxes(0, 1), axis=0, return_inverse=True)
+        self.kinds = kinds.ravel()
+        self.reach = [_reach(places, way) for way in found.tolist()]
 
-    def _reach(self, place: _Place) -> _Reach:
-        """What one rank gets at each level while all ranks of the mesh communicate.
 
-        Traffic that leaves a rack has also left a host, so every level above the innermost up to a level limits
-        what crosses it; the innermost link (NVLink) is not on the way to the network.
-        """
-        inside, *above = (self._share(place, depth) for depth in range(len(place.links)))
-        return tuple(zip(place.links, (inside, *accumulate(above, min)), strict=True))
+def _reach(places: _Places, way: list[list[int]]) -> _Reach:
+    """What one rank gets at each level while all ranks of the mesh communicate.
 
-    def _share(self, place: _Place, depth: int) -> float:
-        link = place.links[depth]
-        if link.shared:
-            return link.total_bandwidth / self.in_group[place.groups[depth]]
-        # One device drives only its part of a host's network cards, even when its neighbours are silent.
-        drivable = max(1.0, link.count / place.devices_below[depth]) * link.bandwidth
-        return min(link.total_bandwidth / self.behind[place.children[depth]], drivable)
+    Traffic that leaves a rack has also left a host, so every level above the innermost up to a level limits
+    what crosses it; the innermost link (NVLink) is not on the way to the network.
+    way: by level, (case, ranks in the group, ranks behind the uplink).
+    """
+    inside, *above = (_share(*places.links[case], in_group, behind) for case, in_group, behind in way)
+    links = (places.links[case][0] for case, _, _ in way)
+    return tuple(zip(links, (inside, *accumulate(above, min)), strict=True))
+
+
+def _share(link: Link, devices: int, in_group: int, behind: int) -> float:
+    """Of a link that so many devices have: ranks in its group, ranks that use it."""
+    if link.shared:
+        return link.total_bandwidth / in_group
+    # One device drives only its part of a host's network cards, even when its neighbours are silent.
+    drivable = max(1.0, link.count / devices) * link.bandwidth
+    return min(link.total_bandwidth / behind, drivable)
 
 
 @CACHES.memoized(maxsize=64)
 def _load(root: Group, ranks: tuple[int, ...]) -> _Load:
-    places = _places(root)
-    return _Load([places[rank] for rank in ranks])
+    return _Load(_places(root), ranks)

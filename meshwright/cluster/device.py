@@ -70,6 +70,10 @@ class Device(HashedOnce):
         """Whether there is a rate for this dtype, its own or a wider one's."""
         return self._rate(dtype) is not None
 
+    def has_units(self, dtype: str) -> bool:
+        """Whether it multiplies in this dtype at a rate of its own."""
+        return dtype in dict(self.peaks)
+
     def achievable_fraction(self, kind: str, work: float = float("inf")) -> float:
         """Fraction of peak for an op of this kind and size; 1 for kinds about which nothing is known."""
         for entry in self.achievable:

@@ -39,7 +39,7 @@ def load_cluster(text: str | PathLike[str]) -> Cluster:
         cluster = devices_of(name.lower(), *_hosts_and_devices(text, count_text))
         cluster.verify()
         return cluster
-    counted = is_whole(count_text) and int(count_text) <= _MOST_HOSTS
+    counted = is_whole(count_text) and not _too_many(count_text)
     if colon and not counted:
         raise ClusterError(
             f"cluster {text!r}", f"a whole number of hosts from 1 to {_MOST_HOSTS} after the colon", "write dgx-h100:4"
@@ -52,8 +52,17 @@ def load_cluster(text: str | PathLike[str]) -> Cluster:
 def _hosts_and_devices(text: str, count_text: str) -> tuple[int, int]:
     """`8`: so many devices in one host; `4x8`: four hosts of eight."""
     parts = (count_text or "1").lower().split("x")
-    if len(parts) > 2 or not all(is_whole(part) and int(part) <= _MOST_HOSTS for part in parts):
+    if len(parts) < 3 and any(part.isascii() and part.isdecimal() and _too_many(part) for part in parts):
+        most = f"at most {_MOST_HOSTS:,} hosts, and at most as many devices in a host"
+        raise ClusterError(f"cluster {text!r}", most, "write a smaller number, such as h100:4x8")
+    if len(parts) > 2 or not all(map(is_whole, parts)):
         raise ClusterError(
             f"cluster {text!r}", "a number of devices, or hosts x devices, after the colon", "write h100:8 or h100:4x8"
         )
     return (1, int(parts[0])) if len(parts) == 1 else (int(parts[0]), int(parts[1]))
+
+
+def _too_many(digits: str) -> bool:
+    """By their number first: Python refuses to read thousands of them."""
+    short = digits.lstrip("0")
+    return len(short) > len(str(_MOST_HOSTS)) or int(short or "0") > _MOST_HOSTS

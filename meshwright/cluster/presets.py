@@ -7,6 +7,7 @@ name with a count, `h100:8`, is that many devices in one host; `a100-40gb:4x8` i
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from difflib import get_close_matches
 
 from meshwright.cluster.device_table import GPUS, SourcedDevice, local_cpu
@@ -77,7 +78,8 @@ def _cluster(name: str, kind: Host, hosts: int, each: int) -> Cluster:
     host = _host(kind, each)
     if hosts > 1 and kind.across and host.level == kind.group:
         host = Group("host", kind.across, (Member(host),))
-    root = host if hosts == 1 else Group("pod", kind.network, (Member(host, hosts),))
+    cards = max(1, kind.network.count * each // kind.devices)  # a smaller host has fewer
+    root = host if hosts == 1 else Group("pod", replace(kind.network, count=cards), (Member(host, hosts),))
     return Cluster(name, "nccl", (gpu.device,), root, NCCL_OVERHEAD_S, _all_sources(gpu, kind.sources))
 
 

@@ -70,7 +70,7 @@ def _check_sizes(cluster: Cluster, sizes: Sequence[int]) -> None:
 
 @dataclass(slots=True)
 class _Node:
-    """A group or a device, with the devices in it that no stage has taken yet, by type."""
+    """A group, with the devices in it that no stage has taken yet, by type. children: the groups in it."""
 
     ranks: dict[str, list[int]]
     children: list[_Node]
@@ -119,15 +119,17 @@ class _Free:
     def __init__(self, cluster: Cluster) -> None:
         counter = iter(range(cluster.device_count))
 
-        def build(of: str | Group) -> _Node:
-            if isinstance(of, str):
-                return _Node({of: [next(counter)]}, [])
-            children = [build(child) for child, _ in of.children()]
+        def build(of: Group) -> _Node:
+            inner: list[_Node] = []
             ranks: dict[str, list[int]] = {}
-            for child in children:
-                for kind, own in child.ranks.items():
+            for child, _ in of.children():
+                if isinstance(child, str):
+                    ranks.setdefault(child, []).append(next(counter))
+                    continue
+                inner.append(build(child))
+                for kind, own in inner[-1].ranks.items():
                     ranks.setdefault(kind, []).extend(own)
-            return _Node(ranks, children)
+            return _Node(ranks, inner)
 
         self.cluster, self.root = cluster, build(cluster.root)
 

@@ -54,7 +54,7 @@ def _match(pattern: re.Pattern[str], value: object, expected: str) -> re.Match[s
 
 
 def format_bytes(n_bytes: float) -> str:
-    for prefix, scale in (("Ti", 2.0**40), ("Gi", 2.0**30), ("Mi", 2.0**20)):
+    for prefix, scale in (("Ti", 2.0**40), ("Gi", 2.0**30), ("Mi", 2.0**20), ("Ki", 2.0**10)):
         if n_bytes >= scale:
             return f"{n_bytes / scale:.4g} {prefix}B"
     return f"{n_bytes:.4g} B"

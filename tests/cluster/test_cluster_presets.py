@@ -74,3 +74,10 @@ def test_three_levels_limit_traffic_by_the_narrowest_on_its_way() -> None:
     assert mesh.axis("r").hops[0].bandwidth == 5e9  # two devices share their host's 10 GB/s
     assert mesh.axis("p").hops[0].bandwidth == 5e9  # a rack has 40 GB/s for four, but first comes the host's link
     assert [hop.level for hop in mesh.axis("p*r*h").hops] == ["host", "rack", "pod"]
+
+
+def test_a_smaller_host_has_fewer_network_cards() -> None:
+    cards = {
+        name: load_cluster(name).root.link.count for name in ("h100:8x1", "h100:2x4", "dgx-h100:2", "p3.16xlarge:2")
+    }
+    assert cards == {"h100:8x1": 1, "h100:2x4": 4, "dgx-h100:2": 8, "p3.16xlarge:2": 1}

@@ -73,6 +73,8 @@ def test_names_that_are_not_known() -> None:
     for text, expected in (
         ("h100:16", "at most 8"),
         ("h100:0", "number of devices"),
+        ("h100:100000000", "at most 100,000 hosts"),
+        (f"h100:8x{'9' * 5000}", "at most 100,000 hosts"),
         ("4090:2x2x2", "hosts x devices"),
     ):
         with pytest.raises(ClusterError, match=expected):

@@ -142,6 +142,21 @@ def test_the_bench_prices_half_precision_where_there_is_no_bfloat16_and_blocks_o
         assert both[0] == both[1]
 
 
+def test_the_bench_refuses_collectives_of_a_dtype_that_there_is_not() -> None:
+    row = {"gpu": "H100-SXM-80GB", "op": "all_gather", "num_gpus": "8", "bytes": "1048576", "time_us": "30"}
+    priced = [kernels.collectives(row | {"dtype": one}).predicted_s for one in ("", "half", "BF16", "float", "int8")]
+    assert len(set(priced)) == 1
+    with pytest.raises(kernels.Refused, match="dtype is 'zzz', expected one of bfloat16"):
+        kernels.collectives(row | {"dtype": "zzz"})
+
+
+def test_the_bench_refuses_float8_attention_where_there_are_no_units() -> None:
+    shape = {"batch": "1", "seq": "4096", "heads": "32", "kv_heads": "8", "head_dim": "128", "time_us": "100"}
+    assert kernels.attention(shape | {"gpu": "H100-SXM-80GB", "kv_dtype": "fp8"}).predicted_s > 0
+    with pytest.raises(kernels.Refused, match="no unit for float8 on A100-SXM-80GB"):
+        kernels.attention(shape | {"gpu": "A100-SXM-80GB", "kv_dtype": "fp8"})
+
+
 def test_no_price_beyond_the_measured_sizes_passes_the_peak() -> None:
     for name in shipped():
         device = device_of(name)

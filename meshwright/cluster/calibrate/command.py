@@ -54,16 +54,16 @@ def nominal(device: torch.device) -> dict[str, Any] | None:
     """What is known of a GPU by its name: its nominal rates, so that fractions and MFU are of these."""
     import torch
 
+    from meshwright.cluster.detect.devices import known_name
     from meshwright.cluster.device_table import GPUS
 
     if device.type != "cuda":
         return None
-    words = torch.cuda.get_device_name(device).split()
-    for name, entry in GPUS.items():
-        if name.split("-")[0] in words:
-            known = entry.device
-            return {"name": name, "peaks": dict(known.peaks), "memory_bandwidth": known.memory_bandwidth}
-    return None
+    name = known_name(torch.cuda.get_device_name(device))
+    if name is None:
+        return None
+    known = GPUS[name].device
+    return {"name": name, "peaks": dict(known.peaks), "memory_bandwidth": known.memory_bandwidth}
 
 
 def sources(profile: dict[str, Any]) -> dict[str, str]:
