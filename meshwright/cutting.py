@@ -40,13 +40,23 @@ def batch_cuts(batch: int, most: int = MOST) -> list[int]:
     return [n for n in sorted(found) if n <= most]
 
 
-def check_cut(given: str, batch: int, microbatches: int, hint: str) -> None:
-    """Raises PlanError where a micro-batch would have no samples."""
-    if microbatches < 1 or cut_batch(batch, microbatches)[1] < 1:
-        last = max(1, min(batch, microbatches + MOST))
-        fits = [n for n in range(max(1, last - 2 * MOST), last + 1) if cut_batch(batch, n)[1] > 0]
-        allowed = nearest(fits, microbatches)
-        raise PlanError(given, f"a number of micro-batches that leaves samples for the last one, {allowed}", hint)
+def has_samples(batch: int, microbatches: int, ranks: int = 1) -> bool:
+    """Whether every micro-batch has some, as many for each of the ranks."""
+    if microbatches < 1:
+        return False
+    each, last = cut_batch(batch, microbatches)
+    return last > 0 and each % ranks == 0 and last % ranks == 0
+
+
+def check_cut(given: str, batch: int, microbatches: int, hint: str, ranks: int = 1) -> None:
+    """Raises PlanError where a micro-batch would have no samples, or not as many for each of the ranks."""
+    if has_samples(batch, microbatches, ranks):
+        return
+    last = max(1, min(batch, microbatches + MOST))
+    fits = [n for n in range(max(1, last - 2 * MOST), last + 1) if has_samples(batch, n, ranks)]
+    equal = f", as many for each of {ranks} ranks" if ranks > 1 else ""
+    allowed = nearest(fits, microbatches) if fits else "of which there is none"
+    raise PlanError(given, f"a number of micro-batches that leaves samples for the last one{equal}, {allowed}", hint)
 
 
 def nearest(fits: Sequence[int], asked: int) -> str:

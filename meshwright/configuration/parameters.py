@@ -9,16 +9,21 @@ from meshwright.cluster import Mesh, collective_s
 from meshwright.cluster.contention import compute_slowdown
 from meshwright.configuration.configuration import Configuration
 from meshwright.plan import FrontierPoint, ParameterPlan
+from meshwright.price.hosted import link_s
 from meshwright.price.parameter import ParameterPrice, Setting, parameter_price
 
 
-def with_parameters(point: FrontierPoint, count: int, mesh: Mesh, given: Configuration) -> FrontierPoint:
-    """mesh: the ranks over which they are kept."""
+def with_parameters(
+    point: FrontierPoint, count: int, mesh: Mesh, given: Configuration, share: float = 0.0
+) -> FrontierPoint:
+    """mesh: the ranks over which they are kept. share: of the optimizer, what is on the host."""
     size = mesh.axes[0].size
     value = Value("flat", TensorType((-(-count // size) * size,), given.dtype), True)
     storage = "[S(0)]" if given.zero and size > 1 else "[I]"
-    plan = ParameterPlan(storage, "[R]", "float32", given.zero == 3 and size > 1, given.zero >= 2 and size > 1)
-    setting = Setting(precision="mixed", microbatches=given.microbatches, reduce=given.reduce)
+    plan = ParameterPlan(storage, "[R]", given.stored, given.zero == 3 and size > 1, given.zero >= 2 and size > 1)
+    setting = Setting(
+        precision="bf16" if given.precision == "bf16" else "mixed", microbatches=given.microbatches, reduce=given.reduce
+    )
     price = parameter_price(value, plan, mesh, setting)
     if given.zero == 1 and not given.scatter:
         reduce_s = collective_s("all_reduce", count * ITEM_BYTES[given.reduce], mesh.axes[0])
@@ -31,10 +36,14 @@ def with_parameters(point: FrontierPoint, count: int, mesh: Mesh, given: Configu
         price = price._replace(
             gather_params_s=gathers * price.gather_params_s, reduce_grads_s=reduces * price.reduce_grads_s
         )
-    share = given.overlap * (1.0 - (compute_slowdown(mesh.axes[0]) if given.contention else 0.0))
+    overlapped = given.overlap * (1.0 - (compute_slowdown(mesh.axes[0]) if given.contention else 0.0))
     if given.clipped:
         price = price._replace(step_s=price.step_s + _passes_s(count, size, mesh, given))
-    return _added(point, price, given, _state_bytes(price, count, size, given), share)
+    held, hosted = _state_bytes(price, count, size, given), hosted_bytes(count, size, given, share)
+    if hosted:  # comes and goes in groups, on a lane each way, while others are updated
+        copies_s = (1.0 - given.offload_overlap) * link_s(mesh.device, hosted)
+        price = price._replace(step_s=max(price.step_s, copies_s))
+    return _added(point, price, given, held - hosted, overlapped)
 
 
 def _listed(kind: str, passes: int, n_bytes: int, mesh: Mesh, given: Configuration) -> float:
@@ -58,19 +67,27 @@ def _passes_s(count: int, ranks: int, mesh: Mesh, given: Configuration) -> float
 def _in_whole_buffer(price: ParameterPrice, given: Configuration) -> ParameterPrice:
     """Of gradients that are added up in one whole buffer of a dtype of its own, and wait there for their reduction."""
     fresh = ITEM_BYTES[given.dtype]
-    traffic = (2 * ITEM_BYTES[given.gradients] + fresh) / (2 * ITEM_BYTES["float32"] + fresh)
+    traffic = (2 * ITEM_BYTES[given.gradients] + fresh) / (2 * ITEM_BYTES[given.stored] + fresh)
     return price._replace(add_s=price.add_s * traffic, pending_grad_bytes=0)
 
 
 def _state_bytes(price: ParameterPrice, count: int, ranks: int, given: Configuration) -> int:
-    """Compute copy, gradients, master copy and AdamW's states. Without ZeRO or with its first stage gradients are one
-    whole buffer, in which ranks reduce their shard."""
+    """Weights, gradients, a master copy where these are stored in another dtype, AdamW's states. Without ZeRO or with
+    its first stage weights are whole, and gradients one whole buffer, in which ranks reduce their shard."""
     if given.zero > 1:
         return price.static_bytes
-    copy = ITEM_BYTES[given.dtype] if given.dtype != "float32" else 0
+    weights = ITEM_BYTES[given.dtype]
     fresh = ITEM_BYTES[given.dtype] if given.half_gradients else 0
-    states = 12 * count // (ranks if given.zero else 1)
-    return (copy + fresh + ITEM_BYTES[given.gradients]) * count + states
+    states = (2 + (given.dtype != given.stored)) * ITEM_BYTES[given.stored] * count // (ranks if given.zero else 1)
+    return (weights + fresh + ITEM_BYTES[given.gradients]) * count + states
+
+
+def hosted_bytes(count: int, ranks: int, given: Configuration, share: float) -> int:
+    """This share of AdamW's states and of a master copy, if weights are computed with in a copy of their own: ZeRO-3
+    makes that of the master copy, and keeps it in its place."""
+    states = 3 * ITEM_BYTES[given.stored]
+    states -= ITEM_BYTES[given.dtype] if given.dtype == given.stored or given.zero == 3 else 0
+    return round(share * (states * count // (ranks if given.zero else 1)))
 
 
 def _added(point: FrontierPoint, price: ParameterPrice, given: Configuration, held: int, share: float) -> FrontierPoint:

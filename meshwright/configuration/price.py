@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from meshwright.cluster import Cluster, load_cluster
 from meshwright.configuration.configuration import configured
@@ -10,14 +10,14 @@ from meshwright.configuration.replicas import predicted, steps_of
 from meshwright.configuration.step import Step
 from meshwright.configuration.transformer import Transformer, transformer_of
 from meshwright.errors import PlanError, what_is
-from meshwright.pins.constraints import Constraints, pin_texts
+from meshwright.pins.constraints import GivenPins, pin_texts
 from meshwright.plan import Prediction
 
 
 def price(
     model: str | Transformer,
     cluster: str | Cluster,
-    pins: str | Iterable[str] | Mapping[str, object] | Constraints = (),
+    pins: GivenPins = (),
     *,
     global_batch: int | None = None,
 ) -> Prediction:
@@ -25,8 +25,8 @@ def price(
 
     model: a reference (`llama3-8b`, `gpt?layers=48&hidden=6144`) of the families gpt, llama and moe, or a Transformer.
     pins: `tp=8`, `pp=4`, `vpp=2`, `cp=2`, `ep=8`, `zero=1`, `sp=on`, `micro_batch=2`, `recompute=full`, ...
-    (`Configuration` has them all), also as Constraints or a dict; dp takes the devices that are left.
-    global_batch: sequences of a step, one micro-batch for each data-parallel rank unless given.
+    (`meshwright price --help` tells them all), also as Constraints or a dict; dp takes the devices that are left.
+    global_batch: sequences of a step; as many as `plan` assumes unless given, or the next number that is dealt evenly.
     """
     return predicted(priced(model, cluster, pins, global_batch))
 
@@ -34,7 +34,7 @@ def price(
 def priced(
     model: str | Transformer,
     cluster: str | Cluster,
-    pins: str | Iterable[str] | Mapping[str, object] | Constraints,
+    pins: GivenPins,
     global_batch: int | None,
 ) -> tuple[Step, ...]:
     """The steps behind it, which know what was understood of the model and the pins."""
@@ -42,8 +42,13 @@ def priced(
         raise PlanError(f"price of {what_is(model)}", "a model reference or a Transformer", "write llama3-8b")
     described = transformer_of(model) if isinstance(model, str) else model
     devices = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
-    texts = [f"{name}={value}" for name, value in pins.items()] if isinstance(pins, Mapping) else pin_texts(pins)
+    texts = tuple(map(_text, pins.items())) if isinstance(pins, Mapping) else pin_texts(pins)
     given = configured(texts, devices.device_count, global_batch)
     if given.skew and described.experts < 2:
         raise PlanError(f"pin skew={given.skew:g} of a model without experts", "a mixture of experts", "drop the pin")
     return steps_of(described, given, devices)
+
+
+def _text(pin: tuple[str, object]) -> str:
+    name, value = pin
+    return f"{name}={'+'.join(map(str, value)) if isinstance(value, tuple | list) else value}"

@@ -11,6 +11,7 @@ from meshwright.configuration.framework import PLAIN, Framework
 from meshwright.configuration.meshes import alike
 from meshwright.configuration.step import Step
 from meshwright.configuration.transformer import Transformer
+from meshwright.errors import ClusterError
 from meshwright.plan import Prediction
 
 
@@ -25,6 +26,7 @@ def steps_of(
     model: Transformer, given: Configuration, cluster: Cluster, framework: Framework = PLAIN
 ) -> tuple[Step, ...]:
     """One Step where all hosts are alike; else one for each kind of data-parallel replica, by devices and links."""
+    _check_units(given, cluster)
     if alike(cluster.root):
         return (Step(model, given, cluster, framework),)
     given.verify(model, cluster.device_count)
@@ -36,6 +38,17 @@ def steps_of(
     return tuple(found.values())
 
 
+def _check_units(given: Configuration, cluster: Cluster) -> None:
+    """Products in float8 are priced where there are units for them alone."""
+    lacking = [one.name for one in dict.fromkeys(cluster.devices) if not one.has_units("float8")]
+    if given.precision.startswith("fp8") and lacking:
+        raise ClusterError(
+            f"precision={given.precision} on {' and '.join(lacking)}, without units for float8",
+            "devices whose `peaks` have float8",
+            "take precision=mixed, bf16 or fp16",
+        )
+
+
 def predicted(steps: Sequence[Step]) -> Prediction:
     """The step of the slowest replica, for which all wait before gradients are reduced; bytes of the fullest rank."""
     every = [one.predict() for one in steps]
@@ -45,6 +58,8 @@ def predicted(steps: Sequence[Step]) -> Prediction:
         static_bytes=fullest.static_bytes,
         peak_bytes=fullest.peak_bytes,
         transient_bytes=fullest.transient_bytes,
+        host_bytes=max(one.host_bytes for one in every),
+        gap=1.0,  # nothing was searched: no bound is known
     )
 
 

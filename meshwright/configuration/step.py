@@ -18,7 +18,7 @@ from meshwright.configuration.costs import BlockCost, block_cost, in_tf32, loade
 from meshwright.configuration.framework import Framework
 from meshwright.configuration.layers import Layers
 from meshwright.configuration.meshes import Meshes
-from meshwright.configuration.parameters import with_parameters
+from meshwright.configuration.parameters import hosted_bytes, with_parameters
 from meshwright.configuration.transformer import Transformer
 from meshwright.plan import Choice, FrontierPoint, Prediction
 from meshwright.predict.fast import NOTHING, quick_prediction
@@ -52,7 +52,7 @@ class Step:
         if replica is not None:
             self.stages[1:] = [Meshes(cluster, given, stage, replica) for stage in range(1, given.pp)]
         self.layers = Layers(model, given)
-        self.known: dict[tuple[str, str, Meshes], FrontierPoint] = {}
+        self.known: dict[tuple[str, str, Meshes, float], FrontierPoint] = {}
         self._blocks: dict[Device, tuple[dict[str, BlockCost], tuple[float, float]]] = {}
 
     @property
@@ -77,7 +77,31 @@ class Step:
         return self._blocks[device]
 
     def predict(self) -> Prediction:
-        return self.one_stage if self.given.pp == 1 else self._summed(self.timeline)
+        found = self.one_stage if self.given.pp == 1 else self._summed(self.timeline)
+        return replace(found, host_bytes=max(map(self._host_bytes, range(self.given.pp))))
+
+    def _share(self, stage: int) -> float:
+        """Of the optimizer, what is on the host."""
+        return self.given.offload[stage] if self.given.offload else 0.0
+
+    def _host_bytes(self, stage: int) -> int:
+        """What a rank of a stage has there."""
+        if not self._share(stage):
+            return 0
+        meshes, counts = self.stages[stage], self.run_layers
+        dense = self.model.layers - self.model.routed_layers
+        found, first = 0, 0
+        for run, count in enumerate(counts):
+            plain = min(count, max(0, dense - first))
+            blocks = {"dense": plain, "routed": count - plain, "embedding": run == 0, "head": run == len(counts) - 1}
+            for name, times in blocks.items() if run % self.given.pp == stage else ():
+                cost = self.blocks[name] if times else None
+                for weights, mesh in (
+                    ((cost.weights, meshes.data), (cost.expert_weights, meshes.experts)) if cost else ()
+                ):
+                    found += times * hosted_bytes(weights, mesh.axes[0].size, self.given, self._share(stage))
+            first += count
+        return found
 
     @property
     def held(self) -> list[tuple[Device, int]]:
@@ -143,11 +167,13 @@ class Step:
 
     def point(self, name: str, policy: str = "none", stage: int = 0) -> FrontierPoint:
         meshes = self.stages[stage]
-        if (name, policy, meshes) not in self.known:
-            self.known[name, policy, meshes] = self._priced(name, policy, meshes)
-        return self.known[name, policy, meshes]
+        key = name, policy, meshes, self._share(stage)
+        if key not in self.known:
+            self.known[key] = self._priced(*key)
+        return self.known[key]
 
-    def _priced(self, name: str, policy: str, meshes: Meshes) -> FrontierPoint:
+    def _priced(self, name: str, policy: str, meshes: Meshes, share: float) -> FrontierPoint:
+        """share: of the optimizer, what is on the host."""
         blocks, load = self._on(meshes.device)
         cost = blocks[name]
         alone = name == "loss"  # one op at a time holds anything large, so that gradients replace what forward held
@@ -171,7 +197,7 @@ class Step:
         )  # fmt: skip
         for count, expert in ((cost.weights, False), (cost.expert_weights, True)):
             mesh = meshes.experts if expert else meshes.data
-            point = with_parameters(point, count, mesh, self.given) if count else point
+            point = with_parameters(point, count, mesh, self.given, share) if count else point
         return point
 
     def _moved_s(self, cost: BlockCost, backward: bool, meshes: Meshes) -> tuple[float, float]:
@@ -209,18 +235,24 @@ class Step:
             stage = run % given.pp
             recomputed = given.recomputed[stage] if given.recomputed else None
             points = self._layer_points(stage, first, first + count, recomputed)
-            points = [self.point("embedding")] * (run == 0) + points
+            points = [self.point("embedding", stage=stage)] * (run == 0) + points
             if run == len(counts) - 1:
                 points += [self.point("head", stage=stage), self.point("loss", stage=stage)]
-            row = self._offloaded(self._run_cost(points, stage), stage)
+            row = self._run_cost(points, stage)
             rows.append(self._in_turn(row, stage) if given.in_turn else row)
             first += count
         few = [m for m in self._shorter() if m < given.microbatches]
         if len(few) < 2:
             return self._played(rows, given.microbatches)
         low, high = (self._played(rows, m) for m in few)
-        each_s = (high.step_s - low.step_s) / (few[1] - few[0])
-        return replace(high, step_s=high.step_s + each_s * (given.microbatches - few[1]))
+        rounds = (given.microbatches - few[1]) / (few[1] - few[0])
+        stages = high.stages
+        if given.schedule == "gpipe":  # every micro-batch waits for backward
+            stages = tuple(
+                replace(more, peak_bytes=more.peak_bytes + round(rounds * (more.peak_bytes - less.peak_bytes)))
+                for less, more in zip(low.stages, high.stages, strict=True)
+            )
+        return replace(high, step_s=high.step_s + rounds * (high.step_s - low.step_s), stages=stages)
 
     def _shorter(self) -> tuple[int, int]:
         """Two numbers of micro-batches past the warm-up, a round apart, that end as the whole number does."""
@@ -255,21 +287,13 @@ class Step:
         sums["grad_buckets"], sums["lookup"] = DEPARTURES, False
         sums["step_host_s"] = 0.0
         if self.model.tied and stage in (0, self.given.pp - 1):
-            shared = self.model.vocab // self.given.tp * self.model.hidden * 4
+            shared = self.model.vocab // self.given.tp * self.model.hidden * ITEM_BYTES[self.given.stored]
             sums["step_s"] += collective_s("all_reduce", shared, self.meshes.wire(0)) / self.given.vpp
         return SegmentCost.of(FrontierPoint(_CHOICE, **sums))
 
     def stalled(self, host_s: float) -> float:
         between = self.given.pp > 1 and self.meshes.between_hosts
         return host_s * (1.0 + self.framework.stall * self.given.tp) if between else host_s
-
-    def _offloaded(self, row: SegmentCost, stage: int) -> SegmentCost:
-        """Less the share of the optimizer's states that lives on the host."""
-        if not self.given.offload:
-            return row
-        ranks = self.meshes.data.axes[0].size if self.given.zero else 1
-        whole = row.static_bytes / (4 + ITEM_BYTES[self.given.gradients] - 2 + 12 / ranks)
-        return replace(row, static_bytes=round(row.static_bytes - self.given.offload[stage] * 12 / ranks * whole))
 
     def _played(self, rows: list[SegmentCost], microbatches: int) -> Timeline:
         given, count = self.given, len(rows)

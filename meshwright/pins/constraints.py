@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from meshwright.errors import PlanError, did_you_mean
 from meshwright.pins.parts import NUMBERS, pin_parts
@@ -80,7 +80,11 @@ def _joined(sizes: int | tuple[int, ...] | None, sign: str) -> object:
     return sign.join(map(str, sizes)) if isinstance(sizes, tuple | list) else sizes
 
 
-def pin_texts(pins: str | Iterable[str] | Constraints | None) -> tuple[str, ...]:
+GivenPins: TypeAlias = str | Iterable[str] | Mapping[str, object] | Constraints
+"""Text such as `tp=2`, a list of such, the same by name, or Constraints."""
+
+
+def pin_texts(pins: GivenPins | None) -> tuple[str, ...]:
     """Pins as text, from any of the forms in which users give them."""
     if pins is None:
         return ()
@@ -88,8 +92,15 @@ def pin_texts(pins: str | Iterable[str] | Constraints | None) -> tuple[str, ...]
         return pins.pins()
     if isinstance(pins, str):
         return (pins,)
-    if isinstance(pins, Mapping):
-        return Constraints(**pins).pins()
+    if isinstance(pins, Mapping):  # values of fields, or texts as a list has them: a parameter's storage, `sp="on"`
+        known = {one.name for one in fields(Constraints)}
+        typed: dict[str, Any] = {
+            name: value for name, value in pins.items() if name in known and not isinstance(value, str)
+        }
+        rest = (f"{name}={value}" for name, value in pins.items() if name not in typed)
+        return (*Constraints(**typed).pins(), *rest)
     if not isinstance(pins, Iterable):
-        raise PlanError(f"pins={pins!r}", 'text such as "tp=2", or a list of such', "correct it, or give no pins")
+        raise PlanError(
+            f"pins={pins!r}", 'text such as "tp=2", a list of such, or {"tp": 2}', "correct it, or give no pins"
+        )
     return tuple(pins)

@@ -102,10 +102,16 @@ def _runs(given: Mapping[str, str]) -> int | None:
     runs, schedule = int(given["vpp"]), given.get("schedule")
     if runs > 1 and given.get("pp") == "1":
         raise PlanError(f"pins pp=1 and vpp={runs}", "vpp where there are stages", "drop one of them")
-    if schedule is not None and (schedule == "interleaved") != (runs > 1):
+    if schedule is not None:
+        check_runs(runs, schedule)
+    return runs
+
+
+def check_runs(runs: int, schedule: str) -> None:
+    """Whether stages may have so many runs under a schedule."""
+    if (schedule == "interleaved") != (runs > 1):
         expected = "schedule=interleaved for vpp=2 or more, and another for vpp=1"
         raise PlanError(f"pins schedule={schedule} and vpp={runs}", expected, "drop one of them")
-    return runs
 
 
 def check_stages(asked: PipelinePins, devices: int) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from math import lcm, prod
 
 from meshwright.capture.coupling.parts import check_in_parts
 from meshwright.capture.optimizer import check_optimizer
 from meshwright.capture.precision import precisions_of
 from meshwright.capture.program import Program, Segment, SegmentGraph
+from meshwright.capture.sizes import BatchSize
 from meshwright.cluster import Mesh
 from meshwright.cutting import check_cut
 from meshwright.errors import LayoutError, PlanError
@@ -27,7 +29,7 @@ def check_plan(plan: Plan, program: Program) -> None:
     plan.check_program(program)
     check_optimizer(plan.optimizer)
     given = f"microbatches is {plan.microbatches} with a batch of {plan.batch}"
-    check_cut(given, plan.batch, plan.microbatches, "undo the edit")
+    check_cut(given, plan.batch, plan.microbatches, "undo the edit", _sample_ranks(plan, program))
     check_in_parts(program, plan.microbatches)
     known = precisions_of({parameter.type.dtype for parameter in program.parameters})
     if plan.precision not in known:
@@ -41,6 +43,21 @@ def check_plan(plan: Plan, program: Program) -> None:
         _check_prologue(plan, program, number)
     _check_parameters(plan, program)
     _check_segments(plan, program)
+
+
+def _sample_ranks(plan: Plan, program: Program) -> int:
+    """Over how many ranks samples are split, in the batch and between layers: each has as many of every micro-batch."""
+    found = [1]
+    known = {value.name: value for value in program.inputs}
+    for stage in plan.stages:
+        read = [(known[name], text) for name, text in stage.inputs.items() if name in known]
+        for index in range(stage.first, min(stage.end, len(program.segments))):
+            read += zip(program.graph(program.segments[index]).inputs, plan.choice(index).inputs, strict=False)
+        for value, text in read:
+            sharding = Layout.parse(text).sharding
+            dims = [dim for dim, size in enumerate(value.type.shape) if isinstance(size, BatchSize) and size.at(1) == 1]
+            found += [prod(stage.mesh.sizes[axis] for axis in sharding(dim)) for dim in dims]
+    return lcm(*found)
 
 
 def _check_inputs(plan: Plan, program: Program) -> None:
@@ -88,7 +105,8 @@ def _check_parameters(plan: Plan, program: Program) -> None:
 
 def _check_segments(plan: Plan, program: Program) -> None:
     if len(plan.segments) != len(program.segments):
-        raise PlanError(f"segments has {len(plan.segments)} entries", f"{len(program.segments)}, as the model has")
+        expected = f"{len(program.segments)}, as the model has layers"
+        raise PlanError(f"segments has {len(plan.segments)} entries", expected, "undo the edit")
     _check_tied_replicas(plan, program)
     made: dict[str, tuple[str, Stage]] = {}
     for index, segment in enumerate(program.segments):
@@ -125,7 +143,8 @@ def _check_tied_replicas(plan: Plan, program: Program) -> None:
 
 def _check_choice(choice: Choice, field: str, segment: Segment, graph: SegmentGraph) -> None:
     if choice.graph != segment.graph:
-        raise PlanError(f"{field}.graph is {choice.graph}", f"{segment.graph}, for layer {segment.name}")
+        expected = f"{segment.graph}, for layer {segment.name}"
+        raise PlanError(f"{field}.graph is {choice.graph}", expected, "undo the edit")
     if (len(choice.inputs), len(choice.outputs)) != (len(graph.inputs), len(graph.outputs)):
         given = f"{field} has {len(choice.inputs)} inputs and {len(choice.outputs)} outputs"
         raise PlanError(given, f"{len(graph.inputs)} and {len(graph.outputs)}", "undo the edit")
@@ -180,7 +199,8 @@ def _check_weights(plan: Plan, program: Program, index: int, field: str) -> None
         if plan.home(program, name) is not stage:
             compute, where = stage.tied_replicas.get(name), f"tied_replicas.{name}"
         if used != compute:
-            raise PlanError(f"{field}.parameters.{value.name} is {used}", f"{compute}, as {where} says")
+            given = f"{field}.parameters.{value.name} is {used}"
+            raise PlanError(given, f"{compute}, as {where} says", "make the two the same")
 
 
 def _check_strategies(plan: Plan, program: Program) -> None:

@@ -19,7 +19,7 @@ from meshwright.configuration.layers import Layers
 from meshwright.configuration.step import Step
 from meshwright.configuration.transformer import transformer_of
 from meshwright.cost.op.narrow import narrow_linear_s, narrow_relief
-from meshwright.errors import PlanError
+from meshwright.models.family import BATCH
 from meshwright.models.reference import parse_reference
 
 GPT_175B = Transformer(96, 12288, 96, 49152, 51200, 2048, tied=True, dropout=True, attention_dropout=True)
@@ -232,40 +232,6 @@ def test_twenty_a_second_after_the_first() -> None:
     assert process_time() - began < 1.0
 
 
-def test_pins_are_given_in_any_form() -> None:
-    step_s = mw.price("llama3-8b", "h100:8", ("tp=2", "sp=on")).step_s
-    assert mw.price("llama3-8b", "h100:8", mw.Constraints(tp=2, sp=True)).step_s == step_s
-    assert mw.price("llama3-8b", "h100:8", {"tp": 2, "sp": True}).step_s == step_s
-    with pytest.raises(PlanError, match="global_batch=0"):
-        mw.price("llama3-8b", "h100:8", global_batch=0)
-
-
-@pytest.mark.parametrize(
-    ("model", "pins", "words"),
-    [
-        ("resnet50", ("tp=2",), "family resnet"),
-        ("llama3-8b", ("tq=2",), "pin 'tq=2'"),
-        ("llama3-8b", ("tp=two",), "pin 'tp=two'"),
-        ("llama3-8b", ("tp=3",), "devices"),
-        ("llama3-8b", ("tp=2", "tp=4"), "pins tp=2 and tp=4"),
-        ("llama3-8b", ("schedule=fast",), "schedule=fast"),
-        ("llama3-8b", ("global_batch=0",), "global_batch=0"),
-        ("llama3-8b", ("pp=8", "vpp=8"), "layers"),
-        ("llama3-8b", ("ep=4",), "ep=4"),
-        ("llama3-8b", ("zero=4",), "zero=4"),
-        ("llama3-8b", ("precision=int3",), "precision=int3"),
-        ("llama3-8b", ("skew=nan",), "skew=nan"),
-        ("llama3-8b", ("overlap=2",), "overlap=2"),
-        ("llama3-8b", ("vpp=2",), "pins pp=1 and vpp=2"),
-        ("llama3-8b", ("sp=on",), "pins tp=1 and sp=on"),
-        ("llama3-8b", ("skew=0.5",), "skew=0.5 of a model without experts"),
-    ],
-)
-def test_impossible_configurations_are_refused_by_name(model: str, pins: tuple[str, ...], words: str) -> None:
-    with pytest.raises(PlanError, match=words):
-        mw.price(model, "h100:8", pins)
-
-
 def test_a_tied_table_is_no_activation() -> None:
     tied, untied = (
         predict_configuration(replace(SMALL, tied=tied), Configuration(), load_cluster("h100:1"))
@@ -325,8 +291,10 @@ def test_the_first_stage_holds_what_its_micro_batches_in_flight_keep() -> None:
 
 
 def test_the_batch_is_that_of_a_plan_unless_given() -> None:
-    """A sample for each device, or what the pins take at a time where that does not divide them."""
-    assert configured(("tp=4",), 8).global_batch == 8
+    """Or the next number that the data-parallel ranks deal evenly."""
+    assert configured(("tp=4",), 8).global_batch == BATCH
+    assert configured(("tp=2",), 2).global_batch == BATCH
+    assert configured((), 32).global_batch == 32
     assert configured(("micro_batch=3",), 8).global_batch == 24
     assert configured(("tp=4",), 8, 2).global_batch == 2
 
@@ -395,3 +363,16 @@ def test_a_device_may_keep_another_part_of_its_speed_in_float8() -> None:
     pins = ["zero=1", "micro_batch=2", "precision=fp8"]
     assert mw.price("llama3-8b", cluster, pins).step_s < 0.85 * mw.price("llama3-8b", slower, pins).step_s
     assert narrow_relief(device_of("H100-SXM-96GB")) == narrow_relief(device_of("H100-SXM-80GB")) == 1.0
+
+
+def test_gpipe_holds_every_micro_batch() -> None:
+    """Steps of many micro-batches are extrapolated from few, and so is what waits for backward."""
+
+    def peak(batch: int, schedule: str) -> int:
+        pins = ("pp=2", "micro_batch=1", f"schedule={schedule}")
+        return mw.price("gpt?layers=4&seq=256", "h100:2", pins, global_batch=batch).peak_bytes
+
+    assert peak(16, "1f1b") == peak(64, "1f1b")
+    each = peak(5, "gpipe") - peak(4, "gpipe")
+    assert each > 0
+    assert peak(64, "gpipe") == pytest.approx(peak(4, "gpipe") + 60 * each, rel=1e-6)

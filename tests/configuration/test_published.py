@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -105,7 +107,15 @@ def test_a_byte_order_mark_and_blanks_around_columns_and_cells_are_nothing(tmp_p
 def test_a_reason_says_what_was_expected(tmp_path: Path) -> None:
     found = _score(tmp_path, [ROW | {"ep": "3"}])["mine"]
     assert isinstance(found, dict)
-    assert found["not_modelled"] == ["row 0: ep=3; expected a divisor of dp*cp and of 1 experts"]
+    assert found["not_modelled"] == ["row 0: ep=3 of a model without experts; expected a mixture of experts"]
+
+
+def test_float8_is_not_modelled_where_there_are_no_units(tmp_path: Path) -> None:
+    rows = [ROW | {"precision": "fp8", "gpu": "A100-80GB", "row_id": one, "status": one} for one in ("ok", "oom")]
+    found = _score(tmp_path, rows)["mine"]
+    assert isinstance(found, dict)
+    assert len(found["not_modelled"]) == 2
+    assert all("precision=fp8 on A100-SXM-80GB" in one for one in found["not_modelled"])
 
 
 def test_stages_are_interleaved_where_a_row_does_not_say_and_its_framework_does(tmp_path: Path) -> None:
@@ -287,3 +297,28 @@ def test_runs_that_nothing_was_fitted_on_are_modelled_and_near_where_they_are_sa
     few = [row for row in rows if row["set"] == "megascale" and int(row["num_gpus"]) <= 1024]
     assert len(few) == 4
     assert max(abs(published.priced(row).error or 0.0) for row in few) < 0.03
+
+
+@pytest.mark.parametrize("bench", ["published", "kernels"])
+@pytest.mark.parametrize(("place", "said"), [("nope/x.json", "no folder"), ("", "a folder")])
+def test_a_result_that_could_not_be_written_is_refused_before_the_work(
+    bench: str, place: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [bench, str(tmp_path / "t.csv"), "--json", str(tmp_path / place)])
+    with pytest.raises(SystemExit, match=said):
+        import_module(bench).main()
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [(None, 0), ("", 0), (",".join(ROW), 0), ("a,b\n1,2\n", 1), (",".join(ROW) + "\n" + ",".join(ROW.values()), 1)],
+)
+def test_the_exit_status_says_whether_a_row_was_scored(
+    text: str | None, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, out = tmp_path / "mine.csv", tmp_path / "out.json"
+    if text is not None:
+        table.write_text(text)
+    monkeypatch.setattr(sys, "argv", ["published.py", str(table), "--json", str(out)])
+    assert published.main() == (0 if text and "llama" in text else 1)
+    assert json.loads(out.read_text())["sets"]["mine"]["rows"] == rows

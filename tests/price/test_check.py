@@ -71,3 +71,17 @@ def test_an_edit_that_would_compute_something_else_is_refused(
     with pytest.raises(MeshwrightError) as caught:
         check_plan(Plan.from_json(json.dumps(plain).encode()), program)
     assert fault in str(caught.value)
+
+
+@pytest.mark.parametrize("number", [0, 2, 4, 6, 64])
+def test_micro_batches_that_ranks_cannot_share_are_refused_with_those_that_they_can(
+    number: int, program: Program
+) -> None:
+    """Six samples over two ranks: at load where the last would be empty, by the model else."""
+    made = json.loads(make_plan(program, load_cluster("local:2"), pins=("dp=2",)).to_json())
+    with pytest.raises(MeshwrightError) as caught:
+        check_plan(Plan.from_json(json.dumps(made | {"microbatches": number}).encode()), program)
+    assert f"microbatches is {number} with a batch of 6\n" in str(caught.value)
+    assert "as many for each of 2 ranks, one of 1, 3\n" in str(caught.value)
+    for fits in (1, 3):
+        check_plan(Plan.from_json(json.dumps(made | {"microbatches": fits}).encode()), program)
