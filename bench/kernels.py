@@ -33,7 +33,7 @@ from statistics import fmean, median
 sys.path.insert(0, str(Path(__file__).parent))
 
 import gpu_names
-from row_tables import WRONG, Refused, Row, positive_number, read_table, whole_number
+from row_tables import WRONG, Refused, Row, check_written, positive_number, read_table, whole_number
 
 from meshwright.cluster import collective_s
 from meshwright.cluster.cost import KINDS
@@ -67,6 +67,12 @@ DTYPES = {
     **dict.fromkeys(("nvfp4", "fp4", "float4"), "float4"),
     "fp8_block": "float8_block",
 }
+SENT = (
+    *DTYPES,
+    *("float", "float32", "fp32", "double", "float64", "int8", "uint8", "int32", "uint32", "int64", "uint64"),
+    *("f8e4m3", "f8e5m2", "fp8_e4m3", "fp8_e5m2"),
+)
+"""What collectives send, as nccl-tests and others call it: their bytes are given, so that all are priced alike."""
 LARGEST = {"bytes": 10**15}
 """What a column may hold at most, where that is more than ten million."""
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float8": 1, "float8_block": 1, "float4": 1}
@@ -132,14 +138,21 @@ def collectives(row: Row) -> Scored:
         seconds = collective_s(op, n_bytes, inside(name, size))
     except MeshwrightError as error:
         raise Refused(str(error.given)) from None
+    sent = row.get("dtype") or "half"
+    if sent.lower() not in SENT:
+        raise Refused(f"dtype is {sent!r}, expected one of {', '.join(SENT)}")
     large = ("from 1 MiB on",) if n_bytes >= 1 << 20 else ()
-    return Scored(name, op, row.get("dtype") or "half", seconds, measured(row), ("all sizes", *large))
+    return Scored(name, op, sent, seconds, measured(row), ("all sizes", *large))
+
+
+def check_unit(name: str, kind: str) -> None:
+    if kind not in ("bfloat16", "float16") and kind.removesuffix("_block") not in dict(GPUS[name].device.peaks):
+        raise Refused(f"no unit for {kind} on {name}")
 
 
 def gemm(row: Row) -> Scored:
     name, kind = device(row), dtype(row)
-    if kind not in ("bfloat16", "float16") and kind.removesuffix("_block") not in dict(GPUS[name].device.peaks):
-        raise Refused(f"no unit for {kind} on {name}")
+    check_unit(name, kind)
     m, n, k = (whole(row, column) for column in "mnk")
     seconds = profile(name).matmul_s("nt", kind, ITEM_BYTES[kind], m, n, k)
     large = ("m >= 2048, n and k >= 1024",) if m >= 2048 and min(n, k) >= 1024 else ()
@@ -149,6 +162,7 @@ def gemm(row: Row) -> Scored:
 
 def attention(row: Row) -> Scored:
     name, kind = device(row), dtype(row, "kv_dtype")
+    check_unit(name, kind)
     batch, seq, heads, kv_heads, width = (
         whole(row, column) for column in ("batch", "seq", "heads", "kv_heads", "head_dim")
     )
@@ -263,6 +277,7 @@ def main() -> int:
     parser.add_argument("tables", nargs="+", type=Path)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    check_written(args.json)
     skipped: list[dict[str, object]] = []
     rows = [scored for path in args.tables for scored in score(path, skipped)]
     found = report(rows, skipped)

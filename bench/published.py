@@ -7,7 +7,7 @@ priced as it stands (`meshwright.configuration`), nothing is searched. Per set: 
 the step, rank correlation, share of out-of-memory labels that are right, regret (how much slower, in published time,
 the row is that we would choose among those of one model, cluster and batch), error of the memory. Rows that cannot be
 modelled are listed with the reason; one that failed when it was published and that can not run at all (more stages
-than layers) is listed as impossible, and its label is right.
+than layers) is listed as impossible, and its label is right. The exit status is 1 where no row could be scored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from published_rows import UNFORESEEN, ImpossibleError, case_of, reason
 from published_scores import Scored, scores
-from row_tables import Refused, Row, read_table
+from row_tables import Refused, Row, check_written, read_table
 
 from meshwright.configuration.replicas import predicted, steps_of
 from meshwright.configuration.reserved import pooled_bytes, waiting_bytes, workspace_bytes
@@ -75,12 +75,14 @@ def score_tables(tables: list[Path], show: bool = False, jobs: int = 1) -> dict[
     left_out: dict[str, list[str]] = defaultdict(list)
     impossible: dict[str, list[str]] = defaultdict(list)
     names: dict[str, None] = {}
+    unread: Counter[str] = Counter()
     for path in tables:
         try:
             rows = read_table(path)
         except Refused as error:
             names[path.stem] = None
             left_out[path.stem].append(f"{path}: {error}")
+            unread[path.stem] += 1
             continue
         for place, (row, one) in enumerate(zip(rows, outcomes(rows, jobs), strict=True)):
             name = row.get("set") or path.stem
@@ -92,7 +94,7 @@ def score_tables(tables: list[Path], show: bool = False, jobs: int = 1) -> dict[
                 continue
             failed = isinstance(one, ImpossibleError) and (row.get("status") or "ok") != "ok"
             (impossible if failed else left_out)[name].append(f"row {row.get('row_id') or place}: {one}")
-    return {"sets": {name: scores(found[name], left_out[name], impossible[name]) for name in names}}
+    return {"sets": {name: scores(found[name], left_out[name], impossible[name], unread[name]) for name in names}}
 
 
 def _line(name: str, one: Scored) -> str:
@@ -132,11 +134,12 @@ def main() -> int:
     parser.add_argument("--rows", action="store_true", help="print every row too")
     parser.add_argument("--jobs", type=int, default=1, help="processes that price rows")
     args = parser.parse_args()
+    check_written(args.json)
     found = score_tables(args.tables, args.rows, max(1, args.jobs))
     show_sets(found)
     if args.json:
         args.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
-    return 0
+    return 0 if any(one["scored_rows"] for one in found["sets"].values()) else 1
 
 
 if __name__ == "__main__":

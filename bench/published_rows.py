@@ -223,6 +223,7 @@ def _configuration(row: Row, model: Transformer, habits: Habits) -> Configuratio
         tp_pipelined=max(habits.tp_pipelined, 0.5) if "async_tp" in note else habits.tp_pipelined,
         gradients=habits.gradients,
         offload=_offload(row, pp),
+        offload_overlap=1.0,
         fused=habits.fused,
         separate=habits.separate,
         repeats=habits.repeats,

@@ -46,9 +46,12 @@ class Scored:
         return float(self.row.get("mfu") or 1.0)
 
 
-def scores(found: Sequence[Scored], not_modelled: Sequence[str], impossible: Sequence[str] = ()) -> dict[str, Any]:
-    """Of one set. Rows that the table flags as mfu_low (latency and jitter, by its notes) are not in errors of time;
-    regrets are given without them too, and of the groups that rank correlations are taken of (`ranked`)."""
+def scores(
+    found: Sequence[Scored], not_modelled: Sequence[str], impossible: Sequence[str] = (), unread: int = 0
+) -> dict[str, Any]:
+    """Of one set; unread: how many of `not_modelled` are whole tables, which are no rows. Rows that the table flags as
+    mfu_low (latency and jitter, by its notes) are not in errors of time; regrets are given without them too, and of
+    the groups that rank correlations are taken of (`ranked`)."""
     timed = [one for one in found if one.error is not None and not one.flagged]
     errors = [one.error for one in timed if one.error is not None]
     busy = [one.error for one in timed if one.error is not None and one.mfu > 0.1]
@@ -59,7 +62,8 @@ def scores(found: Sequence[Scored], not_modelled: Sequence[str], impossible: Seq
     regrets = _regrets(found)
     ranks = _rank_correlations(found)
     return {
-        "rows": len(found) + len(not_modelled) + len(impossible),
+        "rows": len(found) + len(not_modelled) - unread + len(impossible),
+        "scored_rows": len(found) + len(impossible),
         "timed_rows": len(errors),
         "mean_abs_error": _mean([abs(error) for error in errors]),
         "bias": _mean(errors),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -45,6 +46,18 @@ def table_or_exit(path: Path) -> list[Row]:
         return read_table(path)
     except Refused as error:
         raise SystemExit(f"{path}: {error}") from error
+
+
+def check_written(path: Path | None) -> None:
+    """Ends at once where a result could not be written after all the work."""
+    if path is None:
+        return
+    folder = path.parent
+    if not folder.is_dir():
+        raise SystemExit(f"--json {path}: no folder {folder}; expected one that is there; make it, or name another")
+    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        what = "a folder" if path.is_dir() else "not writable"
+        raise SystemExit(f"--json {path}: {what}; expected a file that can be written; name another")
 
 
 def _is_text(cell: str) -> bool:
