@@ -72,6 +72,9 @@ class RuleWarning(UserWarning):
 class ProblemError(MeshwrightError):
     """A selection problem is malformed or cannot be met."""
 
+    def __init__(self, given: str, expected: str = "", todo: str = "correct the problem") -> None:
+        super().__init__(given, expected, todo)
+
 
 class PlanError(MeshwrightError):
     """A plan is malformed, infeasible, or belongs to something else."""

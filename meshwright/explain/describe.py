@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from meshwright.cluster import Axis
 from meshwright.explain.describe_pipeline import describe_pipeline
 from meshwright.explain.words import (
+    NESTED,
     accumulated,
     alike_weights,
     batch_parts,
     hosted_lines,
     role_of,
+    run_again,
     tally,
     weight_words,
 )
@@ -92,11 +94,10 @@ def _recomputed(plan: Plan) -> list[str]:
             tail = index == plan.segments[-1]
             runs = "chunked loss: the last layer" if tail else f"chunked backward: {where}"
             lines.append(f"  {runs}, in {plan.choices[index].chunks} chunks of the samples")
-    passes = Counter(step for step in plan.order if step.startswith("pass "))
-    if passes:
+    if passes := run_again(plan):
         most = 1 + max(passes.values())
         where = f"{len(passes)} of {len(plan.segments)} layers"
-        lines.append(f"  nested checkpointing: {where} run forward more than once, up to {most} times")
+        lines.append(f"  {NESTED}: {where} run forward more than once, up to {most} times")
     return lines
 
 

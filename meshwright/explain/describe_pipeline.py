@@ -102,7 +102,8 @@ def explain_pipeline(plan: Plan, at_peak: Sequence[Mapping[str, int]] = ()) -> s
 
 def _links(plan: Plan) -> list[str]:
     return [
-        f"  stage {link.source} to {link.target}: {link.bandwidth / 1e9:.4g} GB/s a device, {link.latency_s:.2g} s"
+        f"  stage {link.source} to {link.target}: {link.bandwidth / 1e9:.4g} GB/s a device, "
+        f"{show_seconds(link.latency_s)}"
         for link in plan.links
         if link.source < link.target
     ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 
+from meshwright.cluster import Device
 from meshwright.cost.host_link import is_assumed, state_copies
 from meshwright.errors import counted
 from meshwright.explain.accuracy import expected_error
@@ -11,7 +13,7 @@ from meshwright.explain.pace import pace
 from meshwright.explain.words import headline
 from meshwright.models.named import beyond_published
 from meshwright.plan.plan import Plan
-from meshwright.plan.units import show_bytes, show_limit, show_seconds, slower_than_best
+from meshwright.plan.units import show_bytes, show_limit, show_seconds
 
 WIDE = 0.1
 """A gap of more says little of a plan."""
@@ -22,8 +24,9 @@ def recommendation(plan: Plan, mfu: float | None = None) -> list[str]:
     """mfu: the share of the devices' peak."""
     found, limit = plan.predicted, limit_bytes(plan)
     share = found.peak_bytes / limit if limit else 0.0
-    on_gpus = any(stage.mesh.device.kind != "cpu" for stage in plan.stages)
-    whole = " in fp32 (bf16: precision mixed)" if on_gpus and plan.precision == "fp32" else ""
+    on_gpus = any(device.kind != "cpu" for device in _kinds(plan))
+    half = "fp16: precision fp16" if _without_bfloat16(_kinds(plan)) else "bf16: precision mixed"
+    whole = f" in fp32 ({half})" if on_gpus and plan.precision == "fp32" else ""
     used = "" if mfu is None else f", MFU {mfu:.0%}"
     return [
         f"{plan.model or 'the model'} on {devices(plan)}: {headline(plan)}",
@@ -42,16 +45,34 @@ def bound_words(plan: Plan) -> str:
     if plan.search_log.interrupted:
         return "the search was interrupted, a longer one may find a faster plan"
     why = ": what torch.compile fuses differs from plan to plan" if plan.compile else ""
-    return f"at most {slower_than_best(gap)} slower than {best}" if gap < 1 else f"no bound known{why}"
+    return f"within {gap:.1%} of {best}" if gap < 1 else f"no bound known{why}"
 
 
 def notes(plan: Plan) -> list[str]:
     """What the answer is not to be read without: where it is of something else than was asked for."""
-    return [
-        *filter(
-            None, [beyond_published(plan.model), _above(plan), _idle(plan), _link(plan), pace(plan), _wide_gap(plan)]
-        )
-    ]
+    found = [beyond_published(plan.model), emulated(_kinds(plan), plan.precision), _above(plan), _idle(plan)]
+    found += [_link(plan), pace(plan)]
+    return [note for note in (*found, plan.search_log.unproven, _wide_gap(plan)) if note]
+
+
+def emulated(devices: Iterable[Device], precision: str) -> str:
+    """Where products in bfloat16 gain nothing."""
+    lacking = _without_bfloat16(devices)
+    if precision not in ("bf16", "mixed") or not lacking:
+        return ""
+    half = any(one.peak_flops("float16") > one.peak_flops("bfloat16") for one in lacking)
+    todo = "; --precision fp16 (in Python precision='fp16') is faster there" if half else ""
+    names = " and ".join(one.name for one in lacking)
+    return f"bfloat16 has no units of its own on {names}: products take as long as in float32{todo}"
+
+
+def _without_bfloat16(devices: Iterable[Device]) -> list[Device]:
+    """GPUs that multiply in bfloat16 at another dtype's rate."""
+    return [one for one in dict.fromkeys(devices) if one.kind != "cpu" and not one.has_units("bfloat16")]
+
+
+def _kinds(plan: Plan) -> list[Device]:
+    return list(dict.fromkeys(stage.mesh.device for stage in plan.stages))
 
 
 def _above(plan: Plan) -> str:

@@ -83,8 +83,16 @@ class Recipe:
         for role in ("cp", "tp", "ep", "rep"):
             if (size := self.degrees.get(role, 1)) > 1:
                 with_sequence = " with sequence parallel" if role == "tp" and self.sequence else ""
-                parts.append(f"{ROLES[role]} over {size}{with_sequence}")
+                parts.append(f"{ROLES[role]} over {self._over(size)}{with_sequence}")
         return " + ".join(parts) or "one device"
+
+    def _over(self, size: int) -> str:
+        """How many devices share work, and whether they are among those that weights are stored over."""
+        sharded = [one.ways for one in self.storages if one.level]
+        ways = sharded[0] if sharded else 1
+        if ways * size <= prod(self.degrees.values()) or size > ways:
+            return str(size)
+        return f"the same {size}" if size == ways else f"{size} of these"
 
     def _sharded(self, main: Storage, sharded: list[Storage]) -> str:
         """FSDP drops gathered weights after forward or keeps them (ZeRO-3 or ZeRO-2); a plan may do both."""
@@ -257,11 +265,20 @@ def saving(plan: Plan) -> list[str]:
     if count := sum(bool(choice.offload) for choice in choices):
         found.append(f"activation offload in {count} of {len(choices)} layers")
     found += _hosted(plan)
-    if chunked := max((choice.chunks for choice in choices), default=1) > 1:
+    if max((choice.chunks for choice in choices), default=1) > 1:
         found.append("chunked loss" if choices[-1].chunks > 1 else "chunked backward")
-    if any(step.startswith("pass ") for step in plan.order):
-        found.append("nested checkpointing" if not chunked else "nested")
+    if count := len(run_again(plan)):
+        found.append(f"{NESTED} in {count} of {len(choices)} layers")
     return found
+
+
+NESTED = "checkpoints within checkpoints"
+"""Of layers that run forward more than once because what they are given is not kept either."""
+
+
+def run_again(plan: Plan) -> Counter[str]:
+    """How often each layer of a nested order runs forward besides the last time."""
+    return Counter(step for step in plan.order if step.startswith("pass "))
 
 
 def _hosted(plan: Plan) -> list[str]:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from math import lcm, prod
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import msgspec
 
 from meshwright.capture.program import Program
 from meshwright.cluster import Mesh
-from meshwright.cutting import MOST_NAMED, check_cut, cut_batch
+from meshwright.cutting import MOST_NAMED, check_cut, cut_batch, has_samples
 from meshwright.errors import ClusterError, LayoutError, PlanError, counted, what_is
 from meshwright.layout import Layout
 from meshwright.methods import method
@@ -23,7 +24,7 @@ from meshwright.plan.records import InputPlan, ParameterPlan, Prediction, Stage,
 from meshwright.plan.search_log import SearchLog
 from meshwright.plan.stages import stage_shared_values
 from meshwright.plan.upgrade import OLDEST
-from meshwright.plan.validate import check_fields, check_loaded
+from meshwright.plan.validate import UNDO, check_fields, check_loaded
 
 SCHEMA = 3
 WRITTEN = "JSON written by `meshwright plan -o`"
@@ -117,7 +118,11 @@ class Plan:
     def mesh(self) -> Mesh:
         """The mesh of a plan of one stage."""
         if len(self.stages) != 1:
-            raise PlanError(f"a plan of {len(self.stages)} stages", "one stage, for a mesh of the whole plan")
+            raise PlanError(
+                f"a plan of {len(self.stages)} stages",
+                "one stage, for a mesh of the whole plan",
+                "ask for stages[number].mesh",
+            )
         return self.stages[0].mesh
 
     @property
@@ -220,7 +225,8 @@ class Plan:
             scratch.write_bytes(self.to_json())
             scratch.replace(target)
         except OSError as error:
-            raise PlanError(f"{target} cannot be written: {error.strerror}", "a writable path") from error
+            given = f"{target} cannot be written: {error.strerror}"
+            raise PlanError(given, "a writable path", "name another") from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
@@ -234,24 +240,24 @@ class Plan:
         """Facts that need no Program: indices, layouts that parse, stages that tile the chain."""
         ends = [stage.end for stage in self.stages]
         firsts = [stage.first for stage in self.stages]
-        if not self.stages or firsts != [0, *ends[:-1]] or ends[-1] != len(self.segments):
-            raise PlanError(
-                f"stages cover {list(zip(firsts, ends, strict=True))}",
-                f"all {counted(len(self.segments), 'layer')}",
-            )
+        layers = counted(len(self.segments), "layer")
+        if not self.stages or firsts != [0, *ends[:-1]]:
+            covered = list(zip(firsts, ends, strict=True))
+            raise PlanError(f"stages cover {covered}", f"all {layers}, each once and in order", UNDO)
+        if ends[-1] != len(self.segments):
+            entries = f"segments has {len(self.segments)} entries"
+            expected = f"{ends[-1]}, one for each layer that stages[].first and .end name"
+            raise PlanError(entries, expected, UNDO)
         if self.batch < 1:
             raise PlanError(f"batch is {self.batch}", "at least 1", "undo the edit")
         if self.batch >> 53:
             raise PlanError(f"batch has {self.batch.bit_length()} bits", "fewer than 2^53 samples", "undo the edit")
-        check_cut(
-            f"microbatches is {self.microbatches} with a batch of {self.batch}",
-            self.batch,
-            self.microbatches,
-            "undo the edit",
-        )
         for index, choice in enumerate(self.segments):
             if not 0 <= choice < len(self.choices):
-                raise PlanError(f"segments[{index}] is {choice}", f"0 to {len(self.choices) - 1}")
+                expected = f"0 to {len(self.choices) - 1}, the place of one of choices"
+                if not self.choices:
+                    raise PlanError("choices is empty", "one for each way that a layer runs", UNDO)
+                raise PlanError(f"segments[{index}] is {choice}", expected, UNDO)
         for number, stage in enumerate(self.stages):
             try:
                 stage.mesh.verify()
@@ -268,7 +274,24 @@ class Plan:
                 raise PlanError(
                     f"{field_name} is {text}", f"one state for each of the {wanted} mesh axes", "undo the edit"
                 )
+        if not has_samples(self.batch, self.microbatches):
+            given = f"microbatches is {self.microbatches} with a batch of {self.batch}"
+            check_cut(given, self.batch, self.microbatches, "undo the edit", self._sample_ranks())
         self._check_ranks()
+
+    def _sample_ranks(self) -> int:
+        """Over how many ranks samples are split, as far as is known without the program: in the batch, and between
+        layers where dim 0 is theirs."""
+        found = [1]
+        for stage in self.stages:
+            read = [text for name, text in stage.inputs.items() if self._has_samples(name)]
+            for index in dict.fromkeys(self.segments[stage.first : stage.end]):
+                read += self.choices[index].inputs
+            found += [prod(stage.mesh.sizes[axis] for axis in Layout.parse(text).sharding(0)) for text in read]
+        return lcm(*found)
+
+    def _has_samples(self, name: str) -> bool:
+        return name in self.inputs and self.inputs[name].shape[:1] == (self.batch,)
 
     def _layouts(self) -> Iterator[tuple[str, str, set[int]]]:
         """Every layout of the plan: where it stands, its text, and how many axes it may have."""
@@ -297,6 +320,7 @@ class Plan:
                     raise PlanError(
                         f"stages {other} and {number} share ranks {sorted(both)} and not the others",
                         "stages that share all their ranks or none",
+                        UNDO,
                     )
         used = frozenset().union(*sets)
         if min(used) < 0:

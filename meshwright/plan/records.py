@@ -122,7 +122,7 @@ class Prediction:
     host's memory (copies_s); communication_s is the part of it that collectives take. Of a pipeline these are the
     figures of the stage with most work, and step_s is more by what it waits. static_bytes: parameters and optimizer;
     of a pipeline gradients too. In plans of one stage these count from when they are made, among transient_bytes.
-    host_bytes: in the host's memory, for each device.
+    host_bytes: in the host's memory, for each device. gap: 1 where no bound is known.
     """
 
     step_s: float

@@ -6,19 +6,29 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwright.errors import counted
-from meshwright.plan.units import show_seconds
+from meshwright.plan.units import show_part, show_seconds
 
 ENDS = ("expanded", "stopped", "pruned")
+SEARCH = "the search"
+"""What an event is of that is of no node."""
 INTERRUPTED = "interrupted: the best plan found so far"
 """Why a search ended that was asked to, as by Ctrl-C."""
+ASKED = "a gap of "
+
+
+def asked_for(gap: float, proven: float) -> str:
+    """That a search ended before the gap was proven that was asked for. proven: the gap that is."""
+    known = f"{proven:.2%} is proven" if proven < 1 else "no bound is known"
+    return f"{ASKED}{show_part(gap)} was asked for; {known}"
 
 
 @dataclass(frozen=True, slots=True)
 class SearchEvent:
     """One line of a search log.
 
-    node: a mesh or a pipeline, with its number of micro-batches.
-    what: `incumbent` (the best plan so far), `expanded` (searched), `pruned` or `stopped`.
+    node: a mesh or a pipeline, with its number of micro-batches, or `SEARCH`.
+    what: `incumbent` (the best plan so far), `expanded` (searched), `pruned` (no plan there is faster, or none fits) or
+    `stopped` (left, or not searched to its end, without such a proof).
     why: in words.
     bound_s: no plan of the node is faster; None where none was computed.
     step_s: of the best plan that was found there; None where there is none.
@@ -56,9 +66,15 @@ class SearchLog:
         return any(event.why == INTERRUPTED for event in self.events)
 
     @property
+    def unproven(self) -> str:
+        """Which gap was asked for and is not proven; empty where it is, or none was."""
+        whys = (event.why for event in self.events if event.node == SEARCH)
+        return next((why for why in whys if why.startswith(ASKED)), "")
+
+    @property
     def summary(self) -> str:
         """How many nodes met which end: one that was expanded counts as such whatever followed."""
-        left = {event.node for event in self.events if event.what != "incumbent"}
+        left = {event.node for event in self.events if event.what != "incumbent" and event.node != SEARCH}
         parts = []
         for word in ENDS:
             ended = left & {event.node for event in self.events if event.what == word}

@@ -13,9 +13,9 @@ __all__ = [
     "show_enough",
     "show_gap",
     "show_limit",
+    "show_part",
     "show_seconds",
     "show_spans",
-    "slower_than_best",
 ]
 
 
@@ -49,14 +49,14 @@ def show_limit(value: int) -> str:
     return f"{show_bytes(value)} ({value / 1e9:g} GB)" if decimal else show_bytes(value)
 
 
-def slower_than_best(gap: float) -> str:
-    """By how much a step may be slower than the best; gap: the part of it that no bound excludes, below 1."""
-    return f"{gap / (1 - gap):.1%}"
+def show_part(part: float) -> str:
+    """In per cent, as it was given: `3%`, `99.99999%`."""
+    return f"{100 * part:.10g}%"
 
 
 def show_gap(gap: float) -> str:
-    """Of a plan that nobody searched no bound is known."""
-    return f"optimality gap {slower_than_best(gap)}" if gap < 1 else "no bound known"
+    """Of a plan that nobody searched no bound is known: its gap is 1."""
+    return f"optimality gap {gap:.1%}" if gap < 1 else "no bound known"
 
 
 def show_spans(*spans: tuple[int, int]) -> str:

@@ -13,7 +13,7 @@ from meshwright.capture.optimizer import check_optimizer
 from meshwright.cluster import load_cluster
 from meshwright.errors import ClusterError, PlanError, counted
 from meshwright.layout import Layout
-from meshwright.pins.parts import pin_parts, pinned_mesh
+from meshwright.pins.parts import AXES, pin_parts, pinned_mesh
 from meshwright.pins.pins import pin_readings
 from meshwright.pins.spelling import check_spelling
 from meshwright.pins.stages import SCHEDULES, STAGED
@@ -23,7 +23,9 @@ from meshwright.plan.tasks import check_tasks
 from meshwright.rules.rule import TIERS
 
 if TYPE_CHECKING:
-    from meshwright.cluster import Cluster
+    from collections.abc import Sequence
+
+    from meshwright.cluster import Cluster, Mesh
     from meshwright.plan.plan import Plan
     from meshwright.plan.records import Prediction, StagePrediction
 
@@ -31,6 +33,8 @@ MOST_BYTES = 1 << 63
 """No device holds as many, and no float is needed to print fewer."""
 ROUNDING = 1e-9
 """Of a step: a difference of sums may be this much below zero."""
+
+SHARES = ("gap", "bubble")
 
 PRECISIONS = ("fp32", "bf16", "mixed", "fp16")
 
@@ -143,6 +147,8 @@ def _check_predicted(plan: Plan) -> None:
                 least = 0 if isinstance(one, int) else least_s if entry.name.endswith("_s") else -ROUNDING
                 if isinstance(one, int | float) and one < least:
                     raise PlanError(f"{where}.{entry.name} is {one}", "zero or more", UNDO)
+                if entry.name in SHARES and isinstance(one, int | float) and one > 1 + ROUNDING:
+                    raise PlanError(f"{where}.{entry.name} is {one}", "a share, from 0 to 1", UNDO)
                 if isinstance(one, int) and one >= MOST_BYTES:
                     raise PlanError(f"{where}.{entry.name} has {len(str(one))} digits", f"less than {MOST_BYTES}", UNDO)
     for number, moved in enumerate(plan.predicted.collectives):
@@ -200,13 +206,25 @@ def _check_pins(plan: Plan) -> None:
         shape = pinned_mesh(plan.pins)
         elsewhere = (*STAGED, "recompute", "offload")
         rest = [text for text in plan.pins if pin_parts(text)[0] not in elsewhere]
-        for stage in plan.stages if rest else ():
-            if shape is not None and stage.mesh.sizes != shape:
-                raise PlanError(f"pin mesh={'x'.join(map(str, shape))}", f"the mesh's own sizes, {stage.mesh.sizes}")
+        for number, stage in enumerate(plan.stages if rest else ()):
+            _check_axes(rest, shape, stage.mesh, number)
             pin_readings(rest, stage.mesh)
         _check_stages(plan)
     except PlanError as error:
         raise PlanError(f"pins: {error.given}", error.expected, UNDO) from error
+
+
+def _check_axes(pins: Sequence[str], shape: tuple[int, ...] | None, mesh: Mesh, number: int) -> None:
+    """The mesh of a stage has the axes that pins speak of."""
+    own = " x ".join(f"{axis.name}={axis.size}" for axis in mesh.axes)
+    expected = f"pins that agree with stages[{number}].mesh, which is {own}"
+    if shape is not None and mesh.sizes != shape:
+        raise PlanError(f"pin mesh={'x'.join(map(str, shape))}", expected)
+    axes = [text for text in pins if pin_parts(text)[0] in AXES]
+    try:
+        pin_readings(axes, mesh)
+    except PlanError as error:
+        raise PlanError(f"pin{'s' if len(axes) > 1 else ''} {' and '.join(axes)}", expected) from error
 
 
 def _check_stages(plan: Plan) -> None:

@@ -10,7 +10,7 @@ from small_models import small_model
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.explain.describe import describe
-from meshwright.explain.recommend import bound_words
+from meshwright.explain.recommend import bound_words, emulated, recommendation
 from meshwright.explain.words import Recipe, Storage, batch_parts, headline, state_words
 from meshwright.plan import Plan
 from meshwright.planner.plan import make_plan
@@ -58,12 +58,33 @@ def test_statistics_of_norms_alone_are_no_checkpointing() -> None:
     assert headline(recomputing("norm~1", "norm")).endswith(" + activation checkpointing in every layer")
 
 
+def test_layers_that_run_more_than_once_are_said_in_words() -> None:
+    plan = make_plan(capture(*small_model("gpt")), load_cluster("h100:1"), pins=("microbatch=1", "recompute=keep"))
+    count = len(plan.segments)
+    again = replace(plan, order=("pass 0", "pass 1", "pass 0", *plan.order))
+    assert headline(again).endswith(f" + checkpoints within checkpoints in 2 of {count} layers")
+    assert f"within checkpoints: 2 of {count} layers run forward more than once, up to 3 times" in describe(again)
+    chunked = replace(again, choices=tuple(replace(choice, chunks=2) for choice in plan.choices))
+    assert headline(chunked).endswith(f" + chunked loss + checkpoints within checkpoints in 2 of {count} layers")
+
+
 def test_why_no_bound_of_a_compiled_plan_is_known() -> None:
     plan = make_plan(capture(*small_model("gpt")), load_cluster("h100:1"), pins=("microbatch=1",))
     unknown = plan.with_prediction(gap=1.0)
     assert bound_words(unknown) == "no bound known"
     compiled = replace(unknown, compile=True)
     assert bound_words(compiled) == "no bound known: what torch.compile fuses differs from plan to plan"
+
+
+def test_products_in_bfloat16_are_said_to_be_slow_where_there_are_no_units_for_them() -> None:
+    lacking = [*load_cluster("v100:1").devices, *load_cluster("h100:1").devices]
+    note = emulated(lacking, "mixed")
+    assert "no units of its own on V100-SXM2-16GB: " in note
+    assert "--precision fp16" in note
+    assert "--precision fp16" not in emulated(load_cluster("p100:1").devices, "bf16"), "no faster there"
+    assert not emulated(lacking, "fp16") + emulated(load_cluster("h100:1").devices, "mixed")
+    plan = make_plan(capture(*small_model("gpt")), load_cluster("v100:1"), pins=("microbatch=1",))
+    assert " in fp32 (fp16: precision fp16) of " in recommendation(plan)[1]
 
 
 def test_states_keep_their_letters_beside_plain_words() -> None:
@@ -86,3 +107,12 @@ def test_shares_of_the_weights_are_of_each_level() -> None:
     storages = (Storage(2, 8, False, 0.7, 8), Storage(1, 8, False, 0.17, 8), Storage(0, 1, True, 0.13, 8))
     shown = str(Recipe({"dp": 8}, storages, False, weighed=True))
     assert shown.endswith("over 8 for 70% of the weights, ZeRO-1 for 17%")
+
+
+def test_devices_that_store_and_split_are_said_to_be_the_same() -> None:
+    def shown(degrees: dict[str, int], ways: int) -> str:
+        return str(Recipe(degrees, (Storage(3, ways, False, 1.0, ways),), False, weighed=True))
+
+    assert shown({"tp": 4}, 4) == "FSDP (ZeRO-3) over 4 + tensor parallel over the same 4"
+    assert shown({"dp": 2, "cp": 2}, 4) == "FSDP (ZeRO-3) over 4 + context parallel over 2 of these"
+    assert shown({"dp": 4, "tp": 2}, 4) == "FSDP (ZeRO-3) over 4 + tensor parallel over 2"

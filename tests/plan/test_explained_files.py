@@ -45,6 +45,7 @@ def _hop(plain: dict[str, Any]) -> dict[str, Any]:
     ("change", "code", "said"),
     [
         (lambda p: None, 0, ""),
+        (lambda p: p.update(cluster="nope:8"), 0, "is of the cluster 'nope:8', which is no preset"),
         (lambda p: p.update(fingerprint="0" * 16), 2, "its fingerprint is 0000000000000000"),
         (lambda p: p.update(model=MODEL.replace("layers=1", "layers=2")), 2, "another model (gpt?layers=2"),
         (lambda p: p.update(model="gpx"), 2, "model is 'gpx': unknown model"),

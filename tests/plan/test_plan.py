@@ -58,9 +58,17 @@ def edited(plan: Plan, change: Any) -> bytes:
         (lambda p: p["stages"][0]["mesh"]["device"].update(kind="tpu"), r"stages\[0\].mesh: .* kind is 'tpu'"),
         (lambda p: p.update(batch="many"), r"batch"),
         (lambda p: p["segments"].__setitem__(0, 77), r"segments\[0\] is 77"),
+        (lambda p: p.update(choices=[]), "choices is empty\n  expected: one for each way"),
         (lambda p: p["choices"][0].update(outputs=["[I, I]"]), r"choices\[0\].outputs"),
         (lambda p: p["choices"][1]["parameters"].update(x="[]"), r"choices\[1\].parameters.x is \[\]"),
-        (lambda p: p["stages"][0].update(end=1), "stages cover"),
+        (lambda p: p["stages"][0].update(end=1), "(?s)segments has . entries\n  expected: 1, .*to do: undo the edit"),
+        (lambda p: p["stages"][0].update(first=1), "(?s)stages cover.*to do: undo the edit"),
+        (
+            lambda p: p["segments"].pop(),
+            "(?s)segments has . entries\n  expected: ., one for each.*to do: undo the edit",
+        ),
+        (lambda p: p["predicted"].update(gap=3), r"predicted.gap is 3.0\n  expected: a share, from 0 to 1"),
+        (lambda p: p.update(microbatches=10**9), "(?s)microbatches is .*, one of 1, 2, 3, 6\n"),
         (lambda p: p["stages"][0]["mesh"].update(ranks=[0, 0]), r"stages\[0\].mesh: ranks are \[0, 0\] on axes of 2"),
         (lambda p: p["stages"][0]["mesh"]["axes"][0]["hops"][0].update(size=1), r"stages\[0\].mesh: .* has size 1"),
         (lambda p: p["stages"][0]["mesh"].update(ranks=[0, 1 << 40]), r"ranks leave out \[1, 2, "),
@@ -77,7 +85,8 @@ def edited(plan: Plan, change: Any) -> bytes:
         (lambda p: p["predicted"].update(peak_bytes=-1), r"predicted.peak_bytes is -1"),
         (lambda p: p.update(cluster="dgx-h100:1"), r"cluster is 'dgx-h100:1', .* 2 x cpu"),
         (lambda p: p.update(cluster="local:3"), "cluster is 'local:3'"),
-        (lambda p: p.update(pins=["tp=9"]), "pins: pin tp=9"),
+        (lambda p: p.update(pins=["tp=9"]), r"pins: pin tp=9\n  expected: pins that agree with stages\[0\].mesh"),
+        (lambda p: p.update(pins=["tp=9", "dp=2"]), r"pins: pins tp=9 and dp=2\n  expected: .*, which is tp=2"),
         (lambda p: p.update(pins=["mesh=2x1"]), "pins: pin mesh=2x1"),
         (lambda p: p.update(pins=["pp=2"]), "pins: pin pp=2"),
         (lambda p: p.update(pins=["nonsense"]), "pins: pin 'nonsense'"),
@@ -116,6 +125,16 @@ def test_what_the_planner_writes_is_read(cluster: str, pins: tuple[str, ...], pa
     found = plan.predicted
     assert Plan.from_json(plan.to_json()) == plan
     assert found.static_bytes + found.resident_bytes + found.transient_bytes == found.peak_bytes
+
+
+def test_micro_batches_that_are_suggested_are_those_that_later_stages_share_too(plan: Plan) -> None:
+    """Nothing of the batch is split here, but what the layers hand on."""
+    split = [replace(choice, inputs=tuple("[S(0)]" for _ in choice.inputs)) for choice in plan.choices]
+    text = replace(plan, choices=tuple(split)).to_json()
+    for count in (0, 10**6):
+        plain = json.loads(text) | {"microbatches": count}
+        with pytest.raises(PlanError, match=r"(?s)as many for each of 2 ranks, one of 1, 3\n"):
+            Plan.from_json(json.dumps(plain).encode())
 
 
 def test_fields_that_have_a_default_may_be_left_out(plan: Plan) -> None:
