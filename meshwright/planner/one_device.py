@@ -15,17 +15,18 @@ from meshwright.capture.program import Program
 from meshwright.cluster import Cluster, Device, Mesh, load_cluster
 from meshwright.cluster.tree import Group, Member
 from meshwright.cost.traced.nodes import NodeCosts
-from meshwright.errors import counted
+from meshwright.errors import PlanError, counted
 from meshwright.generate.program import sharded_segments
 from meshwright.pins.methods import FIXED
 from meshwright.pins.offload import Offload
 from meshwright.pins.parts import pin_parts
 from meshwright.plan import Plan
+from meshwright.plan.search_log import INTERRUPTED
 from meshwright.plan.units import show_bytes, show_enough, show_limit
 from meshwright.planner.effort import ANY_BYTES, CLOSE, FEW, NEAR, RETRIES
 from meshwright.planner.infeasible.estimate import training_state_bytes
 from meshwright.planner.infeasible.min_memory import smallest_budget
-from meshwright.planner.infeasible.refusals import TO_HOST, NoRoomError
+from meshwright.planner.infeasible.refusals import TO_HOST, NoRoomError, left_free, more_room
 from meshwright.planner.interrupt import STOP
 from meshwright.planner.memory.curves import Curves, curves
 from meshwright.planner.memory.offload import has_host_link, offloading, tried
@@ -43,6 +44,9 @@ LOSS, LOSS_BYTES = 0.02, 400 << 20
 
 ALIKE = 0.02
 """Peaks within this part of each other count as equal where a fixed method does not fit."""
+
+OFFLOADED = ("auto", "flat", *FIXED)
+"""Methods of activation checkpointing beside which the host's memory is tried."""
 
 FREE_PINS = ("microbatch", "microbatches", "zero", "sp", "offload")
 TRIVIAL = ("mesh=1", "dp=1", "tp=1", "cp=1", "ep=1", "vpp=1", "pp=1")
@@ -105,10 +109,13 @@ def one_device_search(
 
     may_offload: optimizer states and weights may be offloaded to the host.
     """
+    if may_offload and method not in OFFLOADED:
+        given, todo = f"offload=auto with recompute={method} on one device", "leave recompute to the planner"
+        raise PlanError(given, f"recompute={', '.join(OFFLOADED[:-1])} or {OFFLOADED[-1]} beside it", todo)
     mesh = one_device_mesh(request.cluster)
     search = OneDeviceSearch(request, mesh, microbatch_counts(request, mesh, pins), method, log or SearchRecorder())
     search.room = mesh.device.limit_bytes(room_bytes(request.memory_bytes, mesh.device), request.headroom)
-    search.host = request.cluster if may_offload and method == "auto" and not request.setting.offload else None
+    search.host = request.cluster if may_offload and not request.setting.offload else None
     state_bytes = training_state_bytes(request.program, request.setting)
     found = None if request.fit and search.host is None and state_bytes > search.room else search.best()
     if found is None and not request.fit:
@@ -169,7 +176,10 @@ class OneDeviceSearch:
             node = counted(number, "micro-batch")
             if best is not None and (STOP.requested or floor_s >= best.predicted.step_s * (1 - self.request.gap)):
                 bounds.append(floor_s)
-                self.log.pruned(node, "so many micro-batches or more are no faster than its bound", floor_s)
+                if STOP.requested:
+                    self.log.stopped(node, INTERRUPTED, floor_s)
+                else:
+                    self.log.pruned(node, "so many micro-batches or more are no faster than its bound", floor_s)
                 break
             plan, bound_s = self._best_in(number, nest=number == 1), self.bound_s(number)
             self.log.expanded(node, "" if plan else "nothing fits", bound_s, plan.predicted.step_s if plan else None)
@@ -312,10 +322,11 @@ class OneDeviceSearch:
         """
         exact = len(self.request.program.segments) <= FEW
         every = self.numbers if exact or self.method in FIXED else {self.numbers[0], self.numbers[-1]}
-        method = "flat" if self.host else self.method  # as plans that offload are searched
+        method = "flat" if self.host and self.method == "auto" else self.method  # as plans that offload are searched
         found = [(*self._leanest_curves(number).least(method, self.room), number) for number in every]
-        counted_bytes, how, number = min(found, key=lambda one: (one[0], one[2]))
-        device, least = self.mesh.device, self._smallest_room(number, counted_bytes)
+        likely = found if self.method in FIXED else [min(found, key=lambda one: (one[0], one[2]))]
+        rooms = [(self._smallest_room(number, size), number, how, size) for size, how, number in likely]
+        (least, number, how, counted_bytes), device = min(rooms), self.mesh.device
         needed = least if self.request.memory_bytes is None else budget_bytes(least, device)
         lost = f"; {show_bytes(needed - least)} of it may be lost by the allocator" if needed > least else ""
         limit = budget_bytes(least, device)
@@ -327,10 +338,12 @@ class OneDeviceSearch:
         more = needed - (self.room if self.request.memory_bytes is None else self.request.memory_bytes)
         cut = ("in one micro-batch" if number == 1 else f"in {number} micro-batches") + how
         cut += ", with weights and optimizer state on the host" if self.host else ""
+        given = show_limit(self.request.memory_bytes or self.room)
+        free = "" if self.request.memory_bytes else left_free(self.request.headroom)
         return NoRoomError(
-            f"no plan fits{by} in {show_limit(self.request.memory_bytes or self.room)} on one device ({device.name})",
+            f"no plan fits{by} in {given} on one device ({device.name}{free})",
             f"{needed:,} bytes ({show_enough(needed)}) are enough, {show_bytes(more)} more: {cut}{lost}; {sure}",
-            self._todo(number) or ", ".join(self._advice()),
+            self._todo(number, least) or ", ".join(self._advice(least)),
             needed,
         )
 
@@ -346,22 +359,26 @@ class OneDeviceSearch:
         smallest = self._leanest_flat(found)
         return max(least, smallest.predicted.peak_bytes) if smallest else least
 
-    def _todo(self, number: int) -> str:
+    def _todo(self, number: int, least_bytes: int) -> str:
         """Advice where no batch is small enough: parameters, gradients and optimizer states alone are too large."""
         found = self._leanest_curves(number)
         always = found.static_bytes + sum(found.gradients)
         if always <= self.room:
             return ""
-        ways = ["raise the limit", "shard over several devices"]
+        ways = [self._more_room(least_bytes), "shard over several devices"]
         ways += self._to_host()
         ways += ["store all in half precision (--precision bf16)"] if self.request.setting.precision != "bf16" else []
         what = "parameters, their copies for compute, gradients, optimizer state and workspaces"
         taken = f"{what} take {show_bytes(always)} at any batch size"
         return f"{', '.join(ways[:-1])} or {ways[-1]}: {taken}"
 
-    def _advice(self) -> list[str]:
+    def _more_room(self, least_bytes: int) -> str:
+        """Advice on the limit, or on what is left free where none is given."""
+        return more_room(self.request.headroom, least_bytes, self.mesh.device) or "raise the limit"
+
+    def _advice(self, least_bytes: int) -> list[str]:
         """Advice where a smaller batch would fit."""
-        ways = ["raise the limit"] + (["leave the method to auto"] if self.method != "auto" else [])
+        ways = [self._more_room(least_bytes)] + (["leave the method to auto"] if self.method != "auto" else [])
         return [*ways, *(["make the batch smaller"] if self.request.program.batch > 1 else []), *self._to_host()]
 
     def _to_host(self) -> list[str]:
@@ -369,6 +386,7 @@ class OneDeviceSearch:
         setting = self.request.setting
         if setting.offload == "weight" and setting.offloaded is not None:
             return ["put all weights on the host (--pin offload=weights)"]
-        if self.host is not None or setting.offload == "weight" or not has_host_link(self.mesh.device):
+        more = self.host is None and setting.offload != "weight" and has_host_link(self.mesh.device)
+        if not more or self.method not in OFFLOADED:
             return []
         return ["put weights on the host too (--pin offload=auto)" if setting.offload else TO_HOST]

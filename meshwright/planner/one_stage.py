@@ -36,6 +36,7 @@ from meshwright.planner.infeasible.min_memory import (
     WorkBudget,
     charged,
     minimum_budget,
+    needed_by,
 )
 from meshwright.planner.infeasible.refusals import refuse_method, refuse_one_stage
 from meshwright.planner.interrupt import STOP
@@ -47,7 +48,7 @@ from meshwright.planner.search.keep_all import Candidate, SearchResult, anyway, 
 from meshwright.planner.search.proof import prove
 from meshwright.planner.search.shard_then_remat import sweep_budgets
 from meshwright.planner.search.task import StageTask
-from meshwright.planner.search_log import SearchRecorder
+from meshwright.planner.search_log import SearchRecorder, mesh_node
 from meshwright.planner.sharding.model import ShardingModel
 from meshwright.planner.space.candidates import candidates_on, tight_candidates
 
@@ -129,9 +130,13 @@ class OneStageSearch:
                 break
             found = self._keep_all(budget - over, limit_s, self._quick)
         if found.best is None or found.tight:
-            if found.best and not self.recompute:
-                plan, free = self._kept_by_clock(limit_s)
-                best = plan or best
+            if self._small or (found.best and not self.recompute):  # of a small program most bytes are counted too high
+                cutoff_s = min(limit_s, best.predicted.step_s) if best else limit_s
+                plan, free = self._kept_by_clock(budget, cutoff_s)
+                if plan:
+                    best = plan
+                    mesh = "x".join(map(str, plan.mesh.sizes))
+                    self.log.incumbent(mesh_node(mesh, plan.microbatches), plan.predicted.step_s)
                 if plan and free:
                     return plan, free.bound_s
             best, joint_s = self._search_jointly(best, found)
@@ -147,20 +152,25 @@ class OneStageSearch:
             bound_s = max(bound_s, proven_s)
         return best, bound_s
 
-    def _kept_by_clock(self, limit_s: float) -> tuple[Plan | None, SearchResult | None]:
+    def _kept_by_clock(self, budget_bytes: int, limit_s: float = inf) -> tuple[Plan | None, SearchResult | None]:
         """A plan that fits by the clock's count of bytes, which is mostly below that of the search; and the search
         without a limit, if that is what found it."""
         room = ANY_BYTES
         for _ in range(RETRIES):
-            found = self._keep_all(room, limit_s)
+            found = self._keep_all(room, limit_s, log=SearchRecorder())
             if found.best is None:
                 break
             plan = self._assemble(*found.best)
-            over = plan.predicted.peak_bytes - self.budget
+            over = plan.predicted.peak_bytes - budget_bytes
             if over <= 0:
                 return plan, found if room == ANY_BYTES else None
             room = found.best[0].peak_bytes - over
         return None, None
+
+    def _feasible_by_clock(self, budget_bytes: int) -> MemoryNeeded | None:
+        """Everything kept, by the clock's count of bytes."""
+        plan, _ = self._kept_by_clock(budget_bytes)
+        return needed_by(plan) if plan else None
 
     @property
     def _task(self) -> StageTask:
@@ -175,11 +185,13 @@ class OneStageSearch:
         # Few shardings of each op are enough where the user has pinned the plan down.
         self.candidates = candidates_on(self.program, meshes, self.pins, request.setting, few=not request.fit)
 
-    def _keep_all(self, budget_bytes: int, limit_s: float = inf, quick: bool = False) -> SearchResult:
+    def _keep_all(
+        self, budget_bytes: int, limit_s: float = inf, quick: bool = False, log: SearchRecorder | None = None
+    ) -> SearchResult:
         """Everything kept, on all meshes that the pins allow."""
         self._make_candidates()
         gap, same = self.request.gap, self.simpler_within
-        return search(self.candidates, budget_bytes, self.log, limit_s, same=same, quick=quick, gap=gap)
+        return search(self.candidates, budget_bytes, log or self.log, limit_s, same=same, quick=quick, gap=gap)
 
     def _search_jointly(self, best: Plan | None, found: SearchResult) -> tuple[Plan | None, float]:
         """Sharding and recomputation chosen jointly where memory binds, on the most promising meshes of three axes."""
@@ -222,12 +234,12 @@ class OneStageSearch:
         if self.method == "keep":
             needed = replace(needed, how="everything kept")
         needed = needed.offloading(self.request.setting.offload)
-        if self.method not in ANYWHERE:
-            return refuse_method(self.method, budget, needed)
-        tight = partial(tight_candidates, self.program, pins=self.pins, setting=self.request.setting)
-        larger = larger_cluster(self.cluster, budget, tight, pinned_devices(self.pins), self._state_bytes)
         pinned = any(text.startswith("offload=") for text in self.request.pins)
         may_offload = not pinned and can_offload(self.cluster)
+        if self.method not in ANYWHERE:
+            return refuse_method(self.method, budget, needed, may_offload)
+        tight = partial(tight_candidates, self.program, pins=self.pins, setting=self.request.setting)
+        larger = larger_cluster(self.cluster, budget, tight, pinned_devices(self.pins), self._state_bytes)
         return refuse_one_stage(self.cluster, budget, needed, larger, self.request.headroom, may_offload)
 
     def _estimate(self) -> MemoryNeeded:
@@ -243,8 +255,8 @@ class OneStageSearch:
             return [min_memory], [partial(feasible_by_budgets, task, self.first, work)]
         candidates = self.candidates if self._exact else self.first
         kept = partial(feasible_kept, candidates, self._assemble, exactly=self._exact)
-        slow = (feasible_by_budgets, feasible_jointly)
-        return [min_memory, kept], [partial(one, task, self.jointly, work) for one in slow]
+        slow = [partial(one, task, self.jointly, work) for one in (feasible_by_budgets, feasible_jointly)]
+        return [min_memory, kept], [*([self._feasible_by_clock] if self._exact else []), *slow]
 
     @cached_property
     def _leanest(self) -> list[Candidate]:

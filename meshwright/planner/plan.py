@@ -25,12 +25,12 @@ from meshwright.pins.parts import pin_parts
 from meshwright.pins.stages import PipelinePins, pipeline_pins
 from meshwright.plan import Plan
 from meshwright.plan.recent import remember
-from meshwright.plan.search_log import INTERRUPTED
+from meshwright.plan.search_log import INTERRUPTED, SEARCH, asked_for
 from meshwright.planner.axis_names import name_axes
 from meshwright.planner.compiled import compiled_plan
 from meshwright.planner.effort import MOST_UNITS, SIMPLER_WITHIN, check_part, effort_of, headroom_of
 from meshwright.planner.infeasible.feasibility import feasible_pipeline
-from meshwright.planner.infeasible.min_memory import minimum_pipeline_budget
+from meshwright.planner.infeasible.min_memory import ON_HOST, minimum_pipeline_budget
 from meshwright.planner.infeasible.refusals import refuse_pipeline
 from meshwright.planner.interrupt import STOP
 from meshwright.planner.memory.offload import OFFLOADING, check_may_offload, offloading
@@ -109,7 +109,10 @@ def make_plan(
         warn_of_fallbacks(program)
         plan = _compiled(request, log) if compile and cluster.device_count > 1 else _plan(request, log)
         if STOP.requested:
-            log.stopped("the search", INTERRUPTED)
+            log.stopped(SEARCH, INTERRUPTED)
+        proven = plan.predicted.gap
+        if gap and proven > gap + ROUNDING:
+            log.stopped(SEARCH, asked_for(gap, proven))
         return replace(plan, search_log=log.log())
 
 
@@ -159,6 +162,7 @@ def _plan(request: PlanRequest, log: SearchRecorder, feasible_only: bool = False
             recompute,
             exact=False,
             gap=request.gap,
+            near=request.effort.near,
             headroom=request.headroom,
             method=method,
         )
@@ -226,16 +230,28 @@ def _offloaded(request: PlanRequest, log: SearchRecorder) -> Plan:
     """A plan for several devices with all optimizer states on the host, or with all weights too where that is not
     enough. The refusal is that of all weights."""
     _, pins = pinned_offload(request.pins)
-    *others, most = (replace(request, pins=(*pins, f"offload={kind}")) for kind in OFFLOADING)
-    for one in others:
+    *others, most = OFFLOADING
+    for kind in others:
         try:
-            found = _plan(one, log, feasible_only=True)
+            found = _plan_offloading(request, pins, kind, log, feasible_only=True)
             break
         except PlanError:
             continue
     else:
-        found = _plan(most, log)
+        found = _plan_offloading(request, pins, most, log)
     return replace(found, pins=request.pins).with_prediction(gap=1.0)  # of other fractions no bound is known
+
+
+def _plan_offloading(
+    request: PlanRequest, pins: tuple[str, ...], kind: str, log: SearchRecorder, feasible_only: bool = False
+) -> Plan:
+    """With all of one kind on the host, as the nodes of the search say."""
+    pin = f"offload={kind}"
+    log.where = ON_HOST[pinned_offload((pin,))[0].kind]
+    try:
+        return _plan(replace(request, pins=(*pins, pin)), log, feasible_only)
+    finally:
+        log.where = ""
 
 
 def _refusal(request: PlanRequest, one_stage: OneStageSearch, pins: PipelinePins, no_pipelines: bool) -> PlanError:

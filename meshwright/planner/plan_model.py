@@ -17,7 +17,7 @@ from meshwright.errors import PlanError, counted
 from meshwright.models.joined import joined, joined_batch
 from meshwright.models.reference import parse_reference
 from meshwright.pins.check import check_pins
-from meshwright.pins.constraints import Constraints, pin_texts
+from meshwright.pins.constraints import GivenPins, pin_texts
 from meshwright.plan import Plan
 from meshwright.plan.units import parse_bytes
 from meshwright.planner.effort import SIMPLER_WITHIN, check_part, effort_of, headroom_of
@@ -38,7 +38,7 @@ def plan(
     optimizer: str = "adamw",
     precision: Precision = "fp32",
     compile: bool = False,
-    pins: str | Iterable[str] | Constraints | None = (),
+    pins: GivenPins | None = (),
     loss: Callable[..., Tensor] | None = None,
     allow: str | Iterable[str] = (),
     simpler_within: float = SIMPLER_WITHIN,
@@ -54,7 +54,7 @@ def plan(
     memory: bytes per device (`"20GiB"`), taken at its word; without it all of the device but `headroom`, 0.03 of it
     unless given.
     compile: layers run compiled by inductor, and are priced so.
-    pins: text such as `"tp=2"`, a list of such, or Constraints.
+    pins: text such as `"tp=2"`, a list of such, a dict such as `{"tp": 2}`, or Constraints.
     allow: answers to lines of the model that ask for a tensor's value, `"file.py:12=False"`, which are refused
     otherwise; the plan holds them as `answers`.
     simpler_within: of plans whose steps differ by no more than this part the simplest is taken; 0 turns it off.

@@ -34,7 +34,7 @@ from meshwright.generate.cut import Cut, cut, read_by_backward
 from meshwright.generate.joint import Joint, label
 from meshwright.generate.split import weight_half
 from meshwright.plan import Choice
-from meshwright.remat.recompute import PICO, Answer, Recomputation, Rerun, Storage, fastest, frontier
+from meshwright.remat.recompute import PICO, Answer, Recomputation, Rerun, Storage, evaluate, fastest, frontier
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,9 @@ def _curve(
     for reads in (False, True) if costs.fused else (False,):
         problem, nodes = recomputation(joint, costs, held, reads)
         for answer in frontier(problem):
-            if answer.kept not in found:
-                found[answer.kept] = _kept(joint, nodes, answer, costs, held)
+            for one in (_or_usual(joint, problem, nodes, answer), answer):  # which may take less while it runs
+                if one.kept not in found:
+                    found[one.kept] = _kept(joint, nodes, one, costs, held)
     return undominated(found.values())
 
 
@@ -123,7 +124,18 @@ def fastest_way(joint: Joint, costs: NodeCosts) -> RematPoint:
 def _fastest(joint: Joint, device: Device, mesh: Mesh | None) -> RematPoint:
     costs = loaded(joint.module, NodeCosts(device, False, mesh))
     problem, nodes = recomputation(joint, costs)
-    return _kept(joint, nodes, fastest(problem), costs, ())
+    return _kept(joint, nodes, _or_usual(joint, problem, nodes, fastest(problem)), costs, ())
+
+
+def _or_usual(joint: Joint, problem: Recomputation, nodes: list[fx.Node], answer: Answer) -> Answer:
+    """What autograd keeps, where that takes no more bytes and the answer recomputes nothing either: it keeps something
+    else in the place of a value, which is no checkpointing."""
+    if answer.picoseconds:
+        return answer
+    read = set(read_by_backward(joint))
+    pairs = enumerate(zip(nodes, problem.storages, strict=True))
+    usual = evaluate(problem, [index for index, (node, storage) in pairs if node in read or not storage.bytes])
+    return usual if usual and not usual.picoseconds and usual.bytes <= answer.bytes else answer
 
 
 def undominated(ways: Iterable[RematPoint]) -> tuple[RematPoint, ...]:

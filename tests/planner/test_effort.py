@@ -54,9 +54,21 @@ def test_constraints_say_what_pins_say() -> None:
         mw.plan(model, batch, "local:2", pins=mw.Constraints(tp=3))
     with pytest.raises(PlanError, match="True or False"):
         mw.Constraints(sp="on").pins()  # type: ignore[arg-type]
-    with pytest.raises(PlanError, match=r"Constraints\(zerro=3\)"):
+    with pytest.raises(PlanError, match=r"(?s)pin 'zerro=3'.*did you mean zero=3"):
         mw.plan(model, batch, "local:2", pins={"zerro": 3})
+
+
+def test_a_dict_of_pins_is_the_same_as_a_list() -> None:
     assert pin_texts({"tp": 2, "sp": True}) == mw.Constraints(tp=2, sp=True).pins()
+    given: dict[str, object] = {"tp": 2, "pp": (2, 2), "sp": "on", "a.weight": "S(1)", "cp": None}
+    assert pin_texts(given) == ("pp=2+2", "tp=2", "sp=on", "a.weight=S(1)")
+    model, batch, *_ = small_model("gpt")
+    pins = {"tp": 2, "tokens.weight": "S(1)"}
+    by_name = mw.plan(model, batch, "local:2", pins=pins)
+    assert by_name == mw.plan(model, batch, "local:2", pins=["tp=2", "tokens.weight=S(1)"])
+    assert by_name.pins == ("tp=2", "tokens.weight=S(1)")
+    with pytest.raises(PlanError, match=r"(?s)tokens.weight=S\(5\)"):
+        mw.plan(model, batch, "local:2", pins=pins | {"tokens.weight": "S(5)"})
 
 
 def test_misspelt_constraints_are_refused_with_what_was_probably_meant() -> None:

@@ -39,7 +39,9 @@ def cluster_of(usable_bytes: int, devices: int = 2) -> Cluster:
     return replace(found, devices=(small,), name="small")
 
 
-@pytest.mark.parametrize(("pins", "few"), [(("mesh=2", "dp=2", "zero=0"), 3 << 15), (("pp=2",), 1 << 16)])
+@pytest.mark.parametrize(
+    ("pins", "few"), [(("mesh=2", "dp=2", "zero=0"), 3 << 15), pytest.param(("pp=2",), 1 << 16, marks=pytest.mark.full)]
+)
 def test_a_plan_that_fills_a_device_is_planned_by_its_limit_alone(pins: tuple[str, ...], few: int) -> None:
     """On devices that a plan just fills: found where the limit is given, refused in what headroom leaves."""
     pins = (*pins, "recompute=keep", "microbatch=1")

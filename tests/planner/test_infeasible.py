@@ -16,7 +16,7 @@ from meshwright.planner import one_stage, plan
 from meshwright.planner.effort import FEW
 from meshwright.planner.infeasible.estimate import larger_cluster, training_state_bytes
 from meshwright.planner.infeasible.min_memory import MemoryNeeded
-from meshwright.planner.infeasible.refusals import refuse_one_stage
+from meshwright.planner.infeasible.refusals import TO_HOST, refuse_method, refuse_one_stage
 from meshwright.planner.plan import make_plan
 from meshwright.planner.space.candidates import tight_candidates
 from meshwright.price.parameter import Setting
@@ -45,6 +45,19 @@ def test_a_cluster_that_is_named_can_have_the_pins(count: int, pins: tuple[str, 
     larger = larger_cluster(cluster, budget, tight, pinned_devices(pins), 0)
     todo = refuse_one_stage(cluster, budget, MemoryNeeded(1, "kept", 1), larger).todo
     assert todo.startswith(named or "raise the memory limit")
+
+
+def test_what_headroom_leaves_free_is_named_and_can_be_taken() -> None:
+    text = str(refuse_one_stage(load_cluster("h100:2"), 2378, MemoryNeeded(1 << 30, "kept", 1), None, 0.9999999))
+    assert "(H100-SXM-80GB, 99.99999% left free)" in text
+    assert "leave none free (--headroom 0" in text
+    assert "raise the memory limit" not in text
+
+
+def test_a_pinned_method_may_go_to_the_host() -> None:
+    needed = MemoryNeeded(1 << 30, "kept", 1)
+    assert TO_HOST in refuse_method("full", 2378, needed, may_offload=True).todo
+    assert TO_HOST not in refuse_method("full", 2378, needed).todo
 
 
 class Deep(torch.nn.Module):

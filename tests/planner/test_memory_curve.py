@@ -67,7 +67,7 @@ def measured(joint: Joint, kept: RematPoint) -> tuple[int, int, int]:
     return resident, forward_peak, backward_peak
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama", "resnet"])
+@pytest.mark.parametrize("name", ["gpt", "resnet", pytest.param("llama", marks=pytest.mark.full)])
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_bytes_and_peaks_are_those_of_the_real_pair(name: str, index: int) -> None:
     joint, points = curve(name, index)

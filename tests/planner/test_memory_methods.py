@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 from small_models import small_model
 
 from meshwright.capture import capture
@@ -101,3 +102,22 @@ def test_an_order_that_repeats_nothing_peaks_where_a_plain_step_does(precision: 
     order = (*(f"forward {index}" for index in every), *(f"backward {index}" for index in reversed(every)))
     peak = predict(replace(plan, order=order), program).peak_bytes
     assert plan.predicted.peak_bytes == pytest.approx(peak, abs=4)  # of the loss
+
+
+def test_what_is_free_to_keep_is_no_checkpointing() -> None:
+    """A squared loss may keep its gradient in the place of its input: as many bytes, and nothing runs again."""
+    net = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Linear(32, 8))
+    program = capture(net, (torch.rand(4, 8),), lambda output, _: output.square().mean())
+    plan = make_plan(program, load_cluster("h100:1"))
+    assert not plan.recomputes
+
+
+@pytest.mark.full
+def test_a_nested_order_takes_all_the_memory_there_is() -> None:
+    """What waits to be reduced where every layer runs once is not taken off: a nested order has none of it."""
+    limit = 1_865_103_360
+    program = capture(*parse_reference("gpt2-medium?seq=1024").meta(32), precision="mixed")
+    pins = ("dp=4", "zero=3")
+    plan = make_plan(program, load_cluster("h100:4"), memory_bytes=limit, precision="mixed", pins=pins)
+    assert plan.order
+    assert 0.97 * limit < plan.predicted.peak_bytes <= limit

@@ -68,6 +68,18 @@ def test_a_quick_link_is_taken_where_memory_binds(
     assert pinned is None or not any(entry.offload for entry in pinned.parameters.values())
 
 
+def test_methods_on_one_device_have_the_host_beside_them_or_say_no(
+    program: Program, linked: Callable[[Copies], None]
+) -> None:
+    cluster = load_cluster("local:1")
+    limit = int(make_plan(program, cluster, pins=("recompute=flat",)).predicted.peak_bytes * 0.75)
+    linked(QUICK)
+    plan = make_plan(program, cluster, memory_bytes=limit, pins=("recompute=flat", *AUTO))
+    assert any(entry.offload for entry in plan.parameters.values())
+    with pytest.raises(PlanError, match=r"offload=auto with recompute=rotor.*\n.*auto, flat, keep"):
+        make_plan(program, cluster, pins=("recompute=rotor", *AUTO))
+
+
 def test_a_slow_link_is_left_alone(program: Program, linked: Callable[[Copies], None]) -> None:
     cluster = load_cluster("local:1")
     limit = int(make_plan(program, cluster).predicted.peak_bytes * 0.9)
@@ -143,16 +155,23 @@ def test_a_host_link_that_was_not_measured_is_refused(program: Program, pin: str
         make_plan(program, load_cluster("gh200:1"), pins=(pin,))
 
 
-@pytest.mark.parametrize("cluster", ["h100:1", "4090:2"])
-def test_what_a_refusal_names_is_enough_with_the_host(program: Program, cluster: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "cluster", "pins"),
+    [
+        ("gpt", "h100:1", ()),
+        ("narrow", "4090:2", ("dp=2", "microbatch=1")),
+        pytest.param("gpt", "4090:2", (), marks=pytest.mark.full),
+    ],
+)
+def test_what_a_refusal_names_is_enough_with_the_host(model: str, cluster: str, pins: tuple[str, ...]) -> None:
     """With weights and optimizer state on the host far less is enough than without."""
-    named = []
-    for pins in (AUTO, ()):
+    program, devices, named = capture(*small_model(model)), load_cluster(cluster), []
+    for more in (AUTO, ()):
         with pytest.raises(PlanError) as caught:
-            make_plan(program, load_cluster(cluster), memory_bytes=1000, pins=pins)
+            make_plan(program, devices, memory_bytes=1000, pins=(*pins, *more))
         named.append(int(caught.value.expected.split(" bytes")[0].replace(",", "")))
     assert named[0] < named[1]
-    assert make_plan(program, load_cluster(cluster), memory_bytes=named[0], pins=AUTO)
+    assert make_plan(program, devices, memory_bytes=named[0], pins=(*pins, *AUTO))
 
 
 def test_a_plan_with_weights_on_the_host_is_within_its_limit() -> None:

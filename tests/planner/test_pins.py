@@ -191,7 +191,7 @@ def test_degrees_that_are_pinned_are_those_of_the_plan(pins: tuple[str, ...], na
         assert all(Layout.parse(text)[axis].is_shard for text in used)
 
 
-@pytest.mark.parametrize("pins", [("tp=2", "zero=3"), ("pp=2", "tp=2")])
+@pytest.mark.parametrize("pins", [pytest.param(("tp=2", "zero=3"), marks=pytest.mark.full), ("pp=2", "tp=2")])
 def test_weights_are_split_over_the_degree_that_is_pinned_and_no_more(pins: tuple[str, ...]) -> None:
     """A batch of one sample: the axes that are left would rather split weights than do the same work."""
     wide = capture(*parse_reference("gpt?layers=2&hidden=512&heads=8&ffn=2048&vocab=512&seq=16").meta(1))

@@ -334,3 +334,21 @@ def test_micro_batch_counts_that_a_rough_count_rules_out_are_tried_again() -> No
     )
     assert (free.microbatches, pinned.microbatches) == (4, 4)
     assert free.predicted.step_s <= pinned.predicted.step_s * (1 + SIMPLER_WITHIN)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("model", "batch", "devices", "pin"),
+    [("gpt?layers=4&seq=256", 16, "h100:4", "microbatch=1"), ("gpt2-medium?seq=512", 8, "dgx-a100:2", "pp=2")],
+)
+def test_fewer_micro_batches_are_tried_where_hill_climbing_did_not_come(
+    model: str, batch: int, devices: str, pin: str
+) -> None:
+    """Two stages in one micro-batch are 14 and 15 % faster than any plan of one stage, and no other number of
+    micro-batches is."""
+    program = capture(*parse_reference(model).meta(batch), precision="mixed")
+    cluster = load_cluster(devices)
+    pinned = make_plan(program, cluster, precision="mixed", pins=(pin,))
+    assert len(pinned.stages) == 2
+    plan = make_plan(program, cluster, precision="mixed")
+    assert plan.predicted.step_s <= pinned.predicted.step_s * (1 + SIMPLER_WITHIN)

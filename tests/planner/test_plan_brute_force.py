@@ -112,9 +112,12 @@ def agrees(seed: int, most: int) -> bool:
     return True
 
 
-def test_the_plan_is_the_best_there_is() -> None:
-    assert sum(agrees(seed, 3) for seed in (2, 4, 5, 6, 7)) == 5
-    assert sum(agrees(seed, 4) for seed in (102, 108)) == 2
+@pytest.mark.parametrize(
+    ("most", "seeds"), [(3, (5, 6, 11)), (4, (102, 108)), pytest.param(3, (2, 4, 7), marks=pytest.mark.full)]
+)
+def test_the_plan_is_the_best_there_is(most: int, seeds: tuple[int, ...]) -> None:
+    for seed in seeds:
+        assert agrees(seed, most), seed
 
 
 @pytest.mark.full

@@ -20,7 +20,7 @@ from meshwright.predict.simulated import simulate_plan
 
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("mixed", marks=pytest.mark.full)])
-@pytest.mark.parametrize("name", ["gpt", "resnet", pytest.param("llama", marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", ["gpt", *(pytest.param(name, marks=pytest.mark.full) for name in ("resnet", "llama"))])
 def test_the_price_of_a_plan_is_what_the_solver_reports(name: str, precision: str) -> None:
     model, batch = small_model(name)
     program = capture(model, batch, precision=precision)

@@ -87,7 +87,7 @@ def test_numbers_above_one_that_is_near_the_best_without_a_limit_are_not_opened(
     )
 
 
-@pytest.mark.parametrize("start", [0.0, 1e-13, 1e-9])
+@pytest.mark.parametrize("start", [1e-13, *(pytest.param(start, marks=pytest.mark.full) for start in (0.0, 1e-9))])
 def test_the_price_of_the_highest_bound_is_found_from_anywhere_in_few_questions(
     start: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,8 +16,10 @@ from meshwright.cli import main
 from meshwright.cluster import load_cluster
 from meshwright.cutting import batch_cuts
 from meshwright.errors import PlanError
+from meshwright.explain.recommend import notes
+from meshwright.models.reference import parse_reference
 from meshwright.plan import Plan
-from meshwright.plan.search_log import ENDS, SearchEvent, SearchLog
+from meshwright.plan.search_log import ENDS, INTERRUPTED, SEARCH, SearchEvent, SearchLog
 from meshwright.planner.plan import make_plan
 
 
@@ -44,9 +46,21 @@ def test_the_log_has_incumbents_that_fall_and_ends_with_the_plan() -> None:
     assert {"incumbent", "expanded", "pruned"} <= {event.what for event in events}
     assert steps[-1] == pytest.approx(free().predicted.step_s, rel=1e-6)
     assert all(event.why for event in events if event.what == "pruned")
-    for event in events:  # what is pruned by its bound is no faster than what was found
+    assert_bounded(free())
+
+
+def test_no_bound_in_the_log_is_below_the_gap_that_is_said() -> None:
+    given = parse_reference("llama?layers=4&hidden=512&heads=8&kv_heads=8&ffn=1024&vocab=1000&seq=128").meta(16)
+    plan = make_plan(capture(*given), load_cluster("h100:2"), gap=0.6)
+    assert plan.predicted.gap < 0.5
+    assert_bounded(plan)
+
+
+def assert_bounded(plan: Plan) -> None:
+    """What is pruned by its bound is no faster than what was found, but for the gap."""
+    for event in plan.search_log or ():
         if event.what == "pruned" and event.bound_s is not None:
-            assert event.bound_s >= free().predicted.step_s * (1 - free().predicted.gap) * (1 - 1e-9)
+            assert event.bound_s >= plan.predicted.step_s * (1 - plan.predicted.gap) * (1 - 1e-9)
 
 
 def test_numbers_of_microbatches_that_were_not_tried_are_named_with_their_bounds() -> None:
@@ -63,6 +77,8 @@ def test_what_is_found_where_memory_binds_is_told_as_the_best_so_far() -> None:
     budget = int(0.6 * make_plan(layers(), cluster, pins=pins).predicted.peak_bytes)
     plan = make_plan(layers(), cluster, pins=pins, memory_bytes=budget, on_incumbent=told.append)
     assert told
+    steps = [event.step_s for event in plan.search_log if event.step_s is not None]
+    assert min(steps) == plan.predicted.step_s, "no rough count is shown as a step"
     assert told[-1].endswith(f": {plan.predicted.step_s:.4g} s")
 
 
@@ -78,6 +94,24 @@ def test_the_footer_counts_nodes_once_each() -> None:
     log = SearchLog(tuple(SearchEvent(node, what) for node, what in ends))
     assert log.summary == "nodes: 1 expanded, 1 stopped, 1 pruned; 1 incumbent"
     assert len(set(free().search_log)) == len(free().search_log)
+
+
+def test_that_the_search_was_stopped_is_no_node() -> None:
+    log = SearchLog((SearchEvent("a", "pruned"), SearchEvent(SEARCH, "stopped", INTERRUPTED)))
+    assert log.summary == "nodes: 1 pruned; 0 incumbents"
+
+
+def test_a_gap_that_is_not_proven_is_named_with_the_one_that_is() -> None:
+    plan, asked = (make_plan(layers(), load_cluster("h100:2"), pins=("pp=2",), gap=gap) for gap in (0.0, 0.0001))
+    said = f"a gap of 0.01% was asked for; {asked.predicted.gap:.2%} is proven"
+    assert said in notes(asked)
+    assert f"stopped    the search: {said}" in str(asked.search_log)
+    assert not plan.search_log.unproven
+
+
+def test_nodes_say_what_is_on_the_host() -> None:
+    plan = make_plan(layers(), load_cluster("h100:2"), pins=("offload=auto",), memory_bytes=100 << 10)
+    assert all(event.node.endswith(", optimizer state on the host") for event in plan.search_log)
 
 
 def test_a_gap_ends_the_search_sooner_within_what_it_says() -> None:

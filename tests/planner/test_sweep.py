@@ -19,7 +19,7 @@ def test_budgets_fall_from_all_there_is(
 ) -> None:
     asked: list[int] = []
 
-    def search(candidates: Any, room: int, limit_s: float, exactly: bool, hard: bool) -> Any:
+    def search(candidates: Any, room: int, limit_s: float, exactly: bool, hard: bool, charge: Any) -> Any:
         asked.append(room)
         if len(asked) > len(peaks):
             return SimpleNamespace(best=None)

@@ -26,6 +26,13 @@ WORK = 4000.0
 """Of the engine, in millions of steps and nodes of HiGHS: the same answer on a busy machine. Programs whose nodes
 have more options together are left to `lagrangian`."""
 
+Charge = Callable[[int], None]
+"""Told the options of a Problem before the engine solves it within a budget. What it raises ends the search."""
+
+
+def uncharged(options: int) -> None:
+    """A search that no work budget ends."""
+
 
 def is_small(shardings: ShardingModel) -> bool:
     return sum(len(shardings.problem(i).problem.costs) for i in range(len(shardings.program.segments))) <= WORK
@@ -164,7 +171,9 @@ def whole_problem(shardings: ShardingModel, budget_bytes: int) -> Problem:
     return limited(ChainProblem.of(shardings).problem(), budget_bytes)
 
 
-def exact_chain(shardings: ShardingModel, budget_bytes: int, price: float) -> tuple[Chain | None, float]:
+def exact_chain(
+    shardings: ShardingModel, budget_bytes: int, price: float, charge: Charge = uncharged
+) -> tuple[Chain | None, float]:
     """(the fastest chain that fits, None where none was found; a lower bound in seconds on all that fit).
 
     price: recorded in the Chain, per byte.
@@ -175,6 +184,7 @@ def exact_chain(shardings: ShardingModel, budget_bytes: int, price: float) -> tu
         return None, 0.0  # it would take minutes, and hardly save anything
 
     def within(room_bytes: int) -> Chain | None:
+        charge(len(problem.costs))
         try:
             found = solve(limited(problem, room_bytes), work=WORK)
         except InfeasibleError:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from meshwright.errors import PlanError
 from meshwright.planner.chain.chains import Chain, combine_chains
-from meshwright.planner.chain.exact import exact_chain, is_small
+from meshwright.planner.chain.exact import Charge, exact_chain, is_small, uncharged
 from meshwright.planner.chain.exact_memory import MinMemoryChoice
 from meshwright.planner.chain.shortest_path import least_cost, walk
 from meshwright.planner.effort import PRICES, RETRIES
@@ -34,6 +34,7 @@ class _Search:
 
     room_bytes: the budget less the smallest transient.
     highest: the highest price asked for, in seconds per byte.
+    charge: for each Problem that is solved exactly.
     """
 
     shardings: ShardingModel
@@ -41,6 +42,7 @@ class _Search:
     room_bytes: int
     bound_s: float = 0.0
     highest: float = ANY_PRICE
+    charge: Charge = uncharged
     chains: list[Chain] = field(default_factory=list)
 
     def ask(self, price: float) -> Chain:
@@ -101,6 +103,7 @@ def solve_chain(
     exactly: bool = True,
     hard: bool = True,
     first: bool = False,
+    charge: Charge = uncharged,
 ) -> tuple[Chain | None, float]:
     """(the fastest chain that fits; a lower bound in seconds on all that fit). No chain where none is found that is
     faster than the incumbent.
@@ -108,8 +111,9 @@ def solve_chain(
     exactly: solve a small program exactly, which takes longer.
     hard: go on where nothing fits at the highest price.
     first: stop at the first chain that fits.
+    charge: for each Problem that is solved exactly.
     """
-    search = _Search(shardings, budget_bytes, budget_bytes - shardings.least_transient())
+    search = _Search(shardings, budget_bytes, budget_bytes - shardings.least_transient(), charge=charge)
     free = search.ask(0.0)
     if search.fits(free) or search.bound_s >= incumbent_s:
         return (free if search.fits(free) else None), search.bound_s
@@ -140,7 +144,7 @@ def solve_chain(
         return best, search.bound_s
     best = best or _min_memory_chain(search, least.price)
     if best is not None and best.seconds > search.bound_s * (1 + CLOSED):
-        exact, bound_s = exact_chain(shardings, budget_bytes, least.price)
+        exact, bound_s = exact_chain(shardings, budget_bytes, least.price, charge)
         if exact is not None and exact.seconds < best.seconds:
             best = exact
         if shardings.bounds:
@@ -150,7 +154,7 @@ def solve_chain(
 
 def _min_memory_chain(search: _Search, price: float) -> Chain | None:
     """Of a small program, a chain that fits; the bound becomes infinite where it is proven that there is none."""
-    chain, none = MinMemoryChoice.of(search.shardings).chain(search.budget_bytes, price)
+    chain, none = MinMemoryChoice.of(search.shardings).chain(search.budget_bytes, price, search.charge)
     if none:
         search.bound_s = float("inf")
     return chain

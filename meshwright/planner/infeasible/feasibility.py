@@ -83,7 +83,8 @@ def feasible_by_budgets(
         return task.refined(chain, shardings)
 
     exactly = task.method not in (*ANYWHERE, "flat")
-    plan = sweep_budgets(candidates, budget_bytes, refined, None, exactly=exactly, first=True)
+    charge = work.spend_options
+    plan = sweep_budgets(candidates, budget_bytes, refined, None, exactly=exactly, first=True, charge=charge)
     return needed_by(plan) if plan else None
 
 

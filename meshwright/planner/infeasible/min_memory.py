@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
 
 from meshwright.plan import Plan
 from meshwright.plan.units import show_enough
 from meshwright.planner.effort import ANY_BYTES, EFFORTS, FEW, NEAR, RESOLUTION, ROUGH
 
-ON_HOST = {"optimizer": ", optimizer state on the host", "weight": ", weights and optimizer state on the host"}
+ON_HOST = {"optimizer": "optimizer state on the host", "weight": "weights and optimizer state on the host"}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -40,7 +41,7 @@ class MemoryNeeded:
 
     def offloading(self, kind: str) -> MemoryNeeded:
         """The same, saying what is on the host."""
-        return replace(self, how=self.how + ON_HOST.get(kind, ""))
+        return replace(self, how=f"{self.how}, {ON_HOST[kind]}") if kind else self
 
     def against(self, budget_bytes: int) -> str:
         """The expected part of a refusal of `budget_bytes`."""
@@ -73,7 +74,8 @@ class _SpentError(Exception):
 class WorkBudget:
     """Counts the segments of the shardings that were examined, so a refusal does not depend on the machine's load.
 
-    segments: of the program. Examining one sharding costs so many units.
+    segments: of the program. Examining one sharding costs so many units; a chain that is solved exactly costs
+        units in proportion to its options.
     units: of the whole budget. The best memory known by then is named.
     """
 
@@ -85,6 +87,11 @@ class WorkBudget:
         if self.left <= 0:
             raise _SpentError
         self.left -= shardings * self.segments
+
+    def spend_options(self, options: int) -> None:
+        """The same before a chain is solved exactly: of RESOLUTION options, as much as a node that is refined."""
+        self.spend(0)
+        self.left -= ceil(options * EFFORTS["default"].shardings * self.segments / RESOLUTION)
 
     def check(self, units: int) -> None:
         """Ends the search before a test that is expected to take more than is left."""

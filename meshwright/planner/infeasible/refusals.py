@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from meshwright.cluster import Cluster
+from meshwright.cluster import Cluster, Device
 from meshwright.errors import PlanError, counted
 from meshwright.pins.stages import PipelinePins
-from meshwright.plan.units import show_bytes
+from meshwright.plan.units import show_bytes, show_part
 from meshwright.planner.infeasible.min_memory import MemoryNeeded
 
 TO_HOST = "put optimizer state on the host (--pin offload=auto, in Python pins='offload=auto')"
 """Advice where a link to the host is known."""
+
+
+def left_free(headroom: float) -> str:
+    """Beside the name of a device, of which a part is left free."""
+    return f", {show_part(headroom)} left free" if headroom else ""
+
+
+def more_room(headroom: float, least_bytes: int, device: Device) -> str:
+    """Advice where headroom is what is lacking. Beside a limit that is given there is none."""
+    lacking = headroom and least_bytes <= device.usable_bytes
+    return "leave none free (--headroom 0, in Python headroom=0)" if lacking else ""
 
 
 class NoRoomError(PlanError):
@@ -35,25 +46,27 @@ def refuse_one_stage(
     headroom: part of each device that is left free.
     may_offload: the host could hold optimizer states, and no pin speaks of that.
     """
-    free = f", {headroom:.0%} left free: --headroom 0, in Python headroom=0, takes it" if headroom else ""
     device = cluster.mesh((cluster.device_count,)).device
     todo = [f"use {larger.name} ({larger.device_count} devices do)"] if larger else []
-    todo += ["raise the memory limit"] if needed.bytes <= device.usable_bytes else []
+    raised = more_room(headroom, needed.bytes, device) or "raise the memory limit"
+    todo += [raised] if needed.bytes <= device.usable_bytes else []
     todo += [TO_HOST] if may_offload else []
+    devices = f"{counted(cluster.device_count, 'device')} ({device.name}{left_free(headroom)})"
     return PlanError(
-        f"no plan fits in {budget:,} bytes on each of {counted(cluster.device_count, 'device')} ({device.name}{free})",
+        f"no plan fits in {budget:,} bytes on each of {devices}",
         needed.against(budget),
         ", ".join([*todo, "or make the batch smaller"]) if todo else "make the batch smaller",
     )
 
 
-def refuse_method(method: str, budget: int, needed: MemoryNeeded) -> PlanError:
-    """The refusal of a pinned method of activation checkpointing."""
+def refuse_method(method: str, budget: int, needed: MemoryNeeded, may_offload: bool = False) -> PlanError:
+    """The refusal of a pinned method of activation checkpointing. may_offload: as of `refuse_one_stage`."""
     pin = f"recompute={method}"
+    host = f"{TO_HOST} " if may_offload else ""
     return PlanError(
         f"no plan with {pin} fits in {budget:,} bytes ({show_bytes(budget)})",
         needed.against(budget),
-        f"raise the limit, drop the pin {pin} or make the batch smaller",
+        f"raise the limit, drop the pin {pin}{', ' if host else ' '}{host}or make the batch smaller",
     )
 
 

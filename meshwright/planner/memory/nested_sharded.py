@@ -10,13 +10,13 @@ from dataclasses import replace
 
 from meshwright.capture.program import Program
 from meshwright.plan import FrontierPoint, Plan
+from meshwright.planner.effort import RETRIES
 from meshwright.planner.memory.methods import order_by
 from meshwright.planner.memory.options import RematOptions
 from meshwright.planner.memory.plans import with_kept
 from meshwright.predict import predicted
-from meshwright.price.overlap import pending_grad_bytes
 from meshwright.price.parameter import chain_uses
-from meshwright.remat.chained import Chained
+from meshwright.remat.chained import Chained, Nested
 from meshwright.remat.curve import RematPoint
 from meshwright.remat.traced import traced_for
 
@@ -26,10 +26,20 @@ def refine_nested(
 ) -> Plan | None:
     """The plan with the same sharding in the order of one of `methods.ORDERED`; None where it does not fit."""
     chained = _chained(plan, program, ways)
-    room = budget_bytes - ways.static_bytes - pending_grad_bytes(ways.points, plan.microbatches)
-    found = order_by(chained, method, room) if room > 0 else None
-    if found is None or found.peak_bytes > room:
-        return None
+    room = budget_bytes - ways.static_bytes
+    for _ in range(RETRIES):  # within less where the clock counts more, as with gradients that wait
+        found = order_by(chained, method, room) if room > 0 else None
+        if found is None or found.peak_bytes > room:
+            return None
+        made = _ordered(plan, program, ways, chained, found)
+        if made.predicted.peak_bytes <= budget_bytes:
+            return made
+        room = found.peak_bytes - (made.predicted.peak_bytes - budget_bytes)
+    return None
+
+
+def _ordered(plan: Plan, program: Program, ways: RematOptions, chained: Chained, found: Nested) -> Plan:
+    """The plan in a nested order."""
     plain = {
         id(one): kept
         for mine, own in zip(chained.ways, _whole(ways), strict=True)
@@ -37,8 +47,7 @@ def refine_nested(
     }
     picked = [plain[id(one)] for one in found.picked]
     order = tuple(f"{kind} {index}" for kind, index in found.steps)
-    made = predicted(replace(with_kept(plan, picked), order=order), program)
-    return made if made.predicted.peak_bytes <= budget_bytes else None
+    return predicted(replace(with_kept(plan, picked), order=order), program)
 
 
 def _gather_s(plan: Plan, index: int, point: FrontierPoint) -> float:

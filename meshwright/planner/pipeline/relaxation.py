@@ -19,6 +19,7 @@ from meshwright.capture.program import Program
 from meshwright.cutting import cut_batch
 from meshwright.errors import PlanError
 from meshwright.planner.effort import MOST_UNITS, NEAR
+from meshwright.planner.model_pins import experts_of
 from meshwright.planner.pipeline.least_figures import WORK, LeastFigures
 from meshwright.planner.pipeline.meshes import StageMesh
 from meshwright.planner.pipeline.relaxed_pipelines import RelaxedPipelines
@@ -33,6 +34,7 @@ class PipelineRelaxation:
     problem: the stage programme of `stage_classes(meshes)`; its points are replaced.
     counts: numbers of micro-batches of the search, ascending.
     in_memory: activations take memory; else the training state alone does, which takes less time to bound.
+    near: the part to which a bound is bracketed.
     """
 
     program: Program
@@ -41,7 +43,9 @@ class PipelineRelaxation:
     problem: StageProblem
     counts: Sequence[int]
     in_memory: bool = True
+    near: float = NEAR
     _pipelines: dict[int, RelaxedPipelines | None] = field(default_factory=dict)
+    _scaled: dict[tuple[int, int], RelaxedPipelines | None] = field(default_factory=dict)
     _known: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def bound_s(self, microbatches: int, enough_s: float) -> float:
@@ -51,7 +55,7 @@ class PipelineRelaxation:
         """
         if not self.exceeds(microbatches, enough_s) and not self._is_large:
             low_s, high_s = self._known[microbatches]
-            while high_s - low_s > NEAR * high_s and high_s < inf:
+            while high_s - low_s > self.near * high_s and high_s < inf:
                 self.exceeds(microbatches, (low_s + high_s) / 2)
                 low_s, high_s = self._known[microbatches]
         return self.rough_bound_s(microbatches)
@@ -59,11 +63,16 @@ class PipelineRelaxation:
     def exceeds(self, microbatches: int, limit_s: float) -> bool:
         """Whether the bound is at least so many seconds, which takes less time than to find the bound."""
         low_s = self.rough_bound_s(microbatches)
-        high_s = self._known[microbatches][1] if microbatches in self._known else inf
-        pipelines = self._of(microbatches) if low_s < limit_s < high_s and not self._is_large else None
-        if pipelines is None:
+        if self._is_large or low_s >= limit_s:
             return low_s >= limit_s
-        is_open = pipelines.any_within(limit_s)
+        if (fewer := self._in_fewer(microbatches)) and not fewer.any_within(limit_s):
+            self._known[microbatches] = (limit_s, inf)
+            return True
+        low_s, high_s = self._known[microbatches] = self._in_its_size(microbatches)
+        if not low_s < limit_s < high_s:
+            return low_s >= limit_s
+        pipelines = self._of(microbatches)
+        is_open = pipelines is not None and pipelines.any_within(limit_s)
         self._known[microbatches] = (low_s, limit_s) if is_open else (limit_s, high_s)
         return not is_open
 
@@ -72,9 +81,37 @@ class PipelineRelaxation:
         if self._is_large:
             return self._device_seconds
         if microbatches not in self._known:
-            pipelines = self._of(microbatches)
-            self._known[microbatches] = (pipelines.least_s if pipelines else inf, inf)
+            fewer = self._in_fewer(microbatches)
+            self._known[microbatches] = (fewer.least_s, inf) if fewer else self._in_its_size(microbatches)
         return self._known[microbatches][0]
+
+    def _in_its_size(self, microbatches: int) -> tuple[float, float]:
+        """What is known of the bound, with micro-batches of that size priced."""
+        low_s, high_s = self._known.get(microbatches, (0.0, inf))
+        if microbatches in self._pipelines:
+            return low_s, high_s
+        pipelines = self._of(microbatches)
+        return max(low_s, pipelines.least_s) if pipelines else inf, high_s
+
+    def _in_fewer(self, microbatches: int) -> RelaxedPipelines | None:
+        """Pipelines at the figures of fewer micro-batches, of most that are known or of the fewest; none where ops may
+        be faster in pieces, or micro-batches differ in size."""
+        if microbatches in self._pipelines or not self._is_rising or self.program.batch % microbatches:
+            return None
+        known = {*self.counts[:1], *self._pipelines}
+        fewer = max((count for count in known if microbatches % count == 0), default=None)
+        if fewer is None or fewer == microbatches:
+            return None
+        if (microbatches, fewer) not in self._scaled:
+            pipelines = self._of(fewer)
+            self._scaled[microbatches, fewer] = pipelines.in_more(microbatches) if pipelines else None
+        return self._scaled[microbatches, fewer]
+
+    @cached_property
+    def _is_rising(self) -> bool:
+        """Whether each op takes at least as long in more, smaller micro-batches: not in the caches of a CPU, nor, by
+        prices per op, in mixtures of experts."""
+        return all(one.mesh.device.kind == "cuda" for one in self.meshes) and not experts_of(self.program)
 
     def _of(self, microbatches: int) -> RelaxedPipelines | None:
         if microbatches not in self._pipelines:

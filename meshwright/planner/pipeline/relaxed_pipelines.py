@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heapify, heapreplace
 from math import inf
@@ -74,7 +74,8 @@ class RelaxedPipelines:
     Where the last micro-batch is smaller, its gradient is on its way back for less time than a full one. The bounds are
     those of as many micro-batches of its size as the batch has: each full one takes as long as several of them.
 
-    models: shardings by class of submeshes.
+    models: shardings by class of submeshes, in this number of micro-batches or in fewer.
+    share: seconds of a micro-batch over those of the models.
     in_memory: saved tensors are priced.
     """
 
@@ -83,6 +84,7 @@ class RelaxedPipelines:
     batch: int
     microbatches: int
     in_memory: bool
+    share: float = 1.0
     _known: dict[object, Floats] = field(default_factory=dict)
 
     def any_within(self, limit_s: float) -> bool:
@@ -99,6 +101,13 @@ class RelaxedPipelines:
     def least_s(self) -> float:
         """Lower bound on the step of each, quickly found."""
         return self._rough.least_s
+
+    def in_more(self, microbatches: int) -> RelaxedPipelines:
+        """The same in a multiple of the micro-batches, each op taking as long in pieces as whole: no more than it
+        takes."""
+        problem = replace(self.problem, microbatches=(microbatches,))
+        share = self.share * self.microbatches / microbatches
+        return replace(self, problem=problem, microbatches=microbatches, in_memory=False, share=share)
 
     @cached_property
     def _dividing(self) -> frozenset[int]:
@@ -132,6 +141,7 @@ class RelaxedPipelines:
         problem, micro = self.problem, self._of_last_size
         ranges = _Ranges.of(np.array(problem.all_cuts), places)
         sums = ranges.sums(lambda place: self._least(place, place in converting, LeastFigures.figures, "figures"))
+        sums[:, (WORK, CROSS)] *= self.share
         memory = None
         if in_memory:
             prices, flights = self._prices
@@ -185,7 +195,8 @@ class RelaxedPipelines:
         """(prices per byte, numbers in flight)."""
         usual = self.microbatches * seconds_per_byte(next(iter(self.models.values()))[0])
         prices = np.array([usual / 2**halvings for halvings in range(RETRIES, 0, -1)])
-        return prices, np.array(sorted({1.0, min(float(self.microbatches), self.problem.stage_limit)}))
+        most = min(self.microbatches, self.problem.stage_limit)
+        return prices, np.array([2.0**power for power in range(most.bit_length()) if 2**power < most] + [float(most)])
 
     def _least(self, place: int, conversions: bool, figures: Callable[[LeastFigures], Floats], name: str) -> Floats:
         """The least figures of every segment on a class of submeshes."""

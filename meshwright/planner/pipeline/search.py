@@ -22,7 +22,7 @@ from meshwright.errors import PlanError, counted
 from meshwright.pins.stages import PipelinePins
 from meshwright.plan import Plan
 from meshwright.plan.units import show_seconds
-from meshwright.planner.effort import ANY_BYTES, FEW, MOST_UNITS, NEAR, ROUGH
+from meshwright.planner.effort import ANY_BYTES, CLOSE, FEW, MOST_UNITS, NEAR, ROUGH
 from meshwright.planner.interrupt import STOP
 from meshwright.planner.pipeline.fit import checkpointed, fitted
 from meshwright.planner.pipeline.meshes import StageMesh, SubmeshLinks, stage_meshes
@@ -80,6 +80,7 @@ class PipelineSearch:
     first: the first pipeline that fits is enough.
     exact: the bytes of the answer are those of traced pairs. Otherwise its peak is a rough count.
     gap: a node is pruned if its bound is within this part of the incumbent.
+    near: the part to which bounds are bracketed.
     headroom: part of each device that is left free where there is no budget.
     method: of activation checkpointing, where recomputation is allowed.
     incumbent_s: step of the incumbent, found here or elsewhere.
@@ -88,6 +89,7 @@ class PipelineSearch:
     rough: step by the stage programme over that of the plan, of the node expanded last.
     tried: step of each micro-batch count; None where it is to be tried again with more memory.
     unfit: micro-batch counts of which nothing fits by the rough count of bytes.
+    hopeless: micro-batch counts of which even the fastest chains are no faster than the incumbent.
     kept: submeshes that other micro-batch counts are tried on; all where it is empty.
     """
 
@@ -101,6 +103,7 @@ class PipelineSearch:
     first: bool = False
     exact: bool = True
     gap: float = 0.0
+    near: float = NEAR
     headroom: float = 0.0
     method: str = "auto"
     incumbent_s: float = inf
@@ -110,6 +113,7 @@ class PipelineSearch:
     meshes: list[StageMesh] = field(default_factory=list)
     tried: dict[int, float | None] = field(default_factory=dict)
     unfit: list[int] = field(default_factory=list)
+    hopeless: set[int] = field(default_factory=set)
     kept: set[int] = field(default_factory=set)
     models: dict[tuple[int, int], ShardingModel] = field(default_factory=dict)
     firsts: dict[tuple[int, int], list[First]] = field(default_factory=dict)
@@ -127,7 +131,9 @@ class PipelineSearch:
         cuts = range(segments + 1) if layers is None else accumulate((0, *layers))
         problem = self._problem(stage_classes(self.meshes), tuple(cuts), 1)
         few = segments <= GROUPS
-        self.relaxation = PipelineRelaxation(self.program, self.meshes, self._model, problem, self.counts(), few)
+        self.relaxation = PipelineRelaxation(
+            self.program, self.meshes, self._model, problem, self.counts(), few, max(CLOSE, self.near)
+        )
 
     def begin(self) -> Plan | None:
         """The best pipeline of the first micro-batch count that fits, by a rough count of its bytes."""
@@ -216,12 +222,32 @@ class PipelineSearch:
         first_s = self.try_count(counts[start])
         for way in (1, -1):
             at, better, incumbent_s = start + way, True, first_s
+            if way < 0 and self.cluster.device_count <= MOST_UNITS:
+                self.kept = set()  # those of more micro-batches may be too slow in fewer
             while 0 <= at < len(counts) and better and not ((self.first or STOP.requested) and self.best):
                 found_s = self.try_count(counts[at])
                 better = found_s < worth * incumbent_s or self.incumbent_s == inf
                 incumbent_s = min(incumbent_s, found_s)
                 at += way
             if incumbent_s < first_s:
+                break
+        self.try_fewer()
+
+    def try_fewer(self) -> None:
+        """Tries fewer micro-batches than any so far, the lowest bound first, until chains that save memory are no
+        faster either: hill climbing does not come to the fewest, in which weights are gathered least often. On very
+        many devices all have one bound."""
+        if self.cluster.device_count > MOST_UNITS:
+            return
+        left = [count for count in self.counts() if count < min(self.tried, default=0)]
+        for count in sorted(left, key=self.relaxation.rough_bound_s):
+            incumbent_s = self.incumbent_s
+            if incumbent_s == inf or STOP.requested or self.first:
+                return
+            if self.relaxation.exceeds(count, self.cutoff_s):
+                continue
+            self.kept = set()
+            if self.try_count(count) >= incumbent_s and count not in self.hopeless:
                 return
 
     def bound_s(self, enough_s: float) -> float:
@@ -233,11 +259,17 @@ class PipelineSearch:
         rough = {count: self.relaxation.rough_bound_s(count) for count in self.counts()}
         for count in sorted(rough, key=rough.__getitem__):  # the least bound is all that is asked for
             node, step_s = f"pipelines, {counted(count, 'micro-batch')}", self.relaxation.bound_s(count, found_s)
-            if step_s < found_s:
+            if found_s > step_s >= self.cutoff_s:
+                self.log.pruned(node, "its bound is within the gap that is allowed", step_s)
+            elif step_s < found_s:
                 tried = "shardings that were not offered" if count in self.tried else "not tried"
                 self.log.stopped(node, f"{tried}: a step between this bound and the plan's is not ruled out", step_s)
+            elif count not in self.tried and found_s < enough_s:
+                self.log.stopped(node, "not tried: its bound is no lower than that of others", found_s)
             elif count not in self.tried:
                 self.log.pruned(node, f"not tried: none is faster than {show_seconds(found_s)}", found_s)
+            else:
+                self.log.raised(node, found_s)
             found_s = min(found_s, step_s)
         return found_s
 
@@ -256,6 +288,7 @@ class PipelineSearch:
             self.log.pruned(node, why, cutoff_s)
             return inf
         if self._is_hopeless(count):
+            self.hopeless.add(count)
             why = f"the fastest shardings of all submeshes are no faster than {show_seconds(cutoff_s)}"
             self.log.pruned(node, f"{why}, even with unlimited memory")
             return inf

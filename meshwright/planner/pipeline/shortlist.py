@@ -37,15 +37,16 @@ def chosen_ports(
 
 
 def _score(sharded: ShardedChain, stage: StageMesh, total: int, flight: int) -> tuple[float, float]:
-    """Seconds of an equal part of the chain at the first level that fits so much in flight; then bytes."""
+    """Seconds of an equal part of the chain at the first level that fits so much in flight, or of one micro-batch on
+    its way through all parts; then bytes."""
     share = stage.ranks / total
     held = inf
     for level in range(sharded.levels):
         whole = sharded.sums[level, -1]
         held = share * (whole[STATIC] + flight * whole[RESIDENT]) + sharded.figures[level, :, SUMS:].max()
         if held <= stage.memory_bytes:
-            step_s = sharded.microbatches * whole[:FIRST].sum() + whole[FIRST : STEP + 1].sum()
-            return share * float(step_s), float(held)
+            work_s = max(share * sharded.microbatches, 1.0) * whole[:FIRST].sum()
+            return float(work_s + share * whole[FIRST : STEP + 1].sum()), float(held)
     return inf, float(held)
 
 

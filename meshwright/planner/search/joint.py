@@ -124,10 +124,8 @@ class _State:
             if improving and self.probed and self.probed[-1][0] > self.incumbent_s:
                 break
             node = heappop(found)
-            pruned = self._why_pruned(node)
-            if pruned:
+            if self._is_left(node):
                 self.bounds.append(node.bound.seconds)
-                self.task.log.pruned(self._name(node), pruned, node.bound.seconds)
                 continue
             if not node.weighed:  # the others stay where they are: a bound is only raised where it stands first
                 heappush(found, tightened(node, self.task.budget_bytes, self.incumbent_s))
@@ -142,7 +140,7 @@ class _State:
                 made, how = mesh_search.fastest(node.bound.price) or mesh_search.otherwise(), MIXED
                 found_s = made.predicted.step_s if made else inf
             self._take(node, made)
-            self.task.log.expanded(self._name(node), how, node.bound.seconds, found_s)
+            self._log_expanded(node, how, made, found_s)
         return found
 
     def search_pipelines(self, left: list[SearchNode]) -> None:
@@ -157,14 +155,20 @@ class _State:
         """Nodes that are not pruned by the incumbent, nor by a mesh of fewer axes with as low a bound."""
         return [one for one in found if one.bound.seconds < self.near_s and not self._has_simpler(one, found)]
 
-    def _why_pruned(self, node: SearchNode) -> str:
-        """The reason for pruning a node; empty where it is to be expanded."""
-        if len(self.probed) >= self.task.effort.probed:
-            return f"the effort allows {self.task.effort.probed} probes"
-        if node.bound.seconds >= self.near_s:
-            return not_below(self.near_s, self.incumbent_s)
+    def _is_left(self, node: SearchNode) -> bool:
+        """Whether a node is not to be expanded: by its bound, for the effort, or for a simpler mesh. It is logged."""
+        name, bound_s, most = self._name(node), node.bound.seconds, self.task.effort.probed
+        if bound_s >= self.near_s:
+            self.task.log.pruned(name, not_below(self.near_s, self.incumbent_s), bound_s)
+            return True
+        if len(self.probed) >= most:
+            self.task.log.stopped(name, f"the effort allows {most} probes", bound_s)
+            return True
         fitting = [other for step_s, other, _ in self.probed if step_s < inf]
-        return "a mesh of fewer axes has as low a bound" if self._has_simpler(node, fitting) else ""
+        if self._has_simpler(node, fitting):
+            self.task.log.stopped(name, "a mesh of fewer axes has as low a bound", bound_s)
+            return True
+        return False
 
     def _has_simpler(self, node: SearchNode, others: list[SearchNode]) -> bool:
         """Whether a mesh of fewer axes, with the same micro-batch count, has as low a bound."""
@@ -187,8 +191,7 @@ class _State:
                 mesh_search.incumbent_s = self.cutoff_s(node.candidate.axes)
                 made = mesh_search.fastest(node.bound.price) or mesh_search.otherwise()
                 self._take(node, made)
-                found_s = made.predicted.step_s if made else step_s
-                self.task.log.expanded(self._name(node), MIXED, node.bound.seconds, found_s)
+                self._log_expanded(node, MIXED, made, step_s)
 
     def _expected_s(self, step_s: float, node: SearchNode) -> float:
         """Mixtures of shardings are taken to end half way between a node's first plan and its bound. Where nothing
@@ -209,6 +212,13 @@ class _State:
     def _name(self, node: SearchNode) -> str:
         kept = "everything kept" if self.task.method == "keep" else "recomputing"
         return f"{mesh_node(node.candidate.name, node.microbatches)}, {kept}"
+
+    def _log_expanded(self, node: SearchNode, how: str, made: Plan | None, step_s: float) -> None:
+        """Of what is no plan of the node the step is a rough count: it is not shown."""
+        found = "" if made else ": none is faster" if step_s < inf else ": none that was tried fits"
+        self.task.log.expanded(
+            self._name(node), how + found, node.bound.seconds, made.predicted.step_s if made else None
+        )
 
     def _take(self, node: SearchNode, plan: Plan | None) -> None:
         if plan is not None and plan.predicted.step_s < self.incumbent_s:

@@ -21,6 +21,7 @@ from meshwright.capture.sizes import BatchSize
 from meshwright.errors import PlanError
 from meshwright.plan.units import show_seconds
 from meshwright.planner.chain.chains import Chain
+from meshwright.planner.chain.exact import Charge, uncharged
 from meshwright.planner.chain.lagrangian import bound_at, solve_chain, step_bound_s
 from meshwright.planner.effort import ANY_BYTES, CLOSE, EFFORTS
 from meshwright.planner.interrupt import STOP
@@ -124,17 +125,20 @@ def search(
     quick: bool = False,
     gap: float = 0.0,
     hard: bool = True,
+    charge: Charge = uncharged,
 ) -> SearchResult:
     """The fastest chain that fits, if it beats `limit_s`.
 
     first: the first chain that fits is enough.
-    exactly, hard: as for `solve_chain`.
+    exactly, hard, charge: as for `solve_chain`.
     same: steps closer than this part are equal.
     quick: rematerialisation follows, so chains that pay more for memory than it takes are of no use.
     gap: a node is pruned if its bound is within this part of the incumbent.
     """
     hard = hard and not quick
-    state = _State(candidates, budget_bytes, limit_s, log or SearchRecorder(), exactly, same, quick, hard, gap, first)
+    state = _State(
+        candidates, budget_bytes, limit_s, log or SearchRecorder(), exactly, same, quick, hard, gap, first, charge
+    )
     refused: list[PlanError] = []
     for later in (False, True):
         if later and first and state.equals:
@@ -145,7 +149,7 @@ def search(
                 try:
                     found.append((state.bound_mesh(place), place))
                 except PlanError as error:
-                    state.log.pruned(f"mesh {candidate.name}", f"refused: {error.given}")
+                    state.log.pruned(mesh_node(candidate.name), f"refused: {error.given}")
                     refused.append(error)
         if quick and found:
             state.limit_s = min(state.limit_s, 2 * min(found)[0])
@@ -239,6 +243,7 @@ class _State:
     hard: bool
     gap: float
     first: bool
+    charge: Charge
     equals: list[FoundChain] = field(default_factory=list)
     bounds: list[float] = field(default_factory=list)
     expanded: dict[tuple[int, int], float] = field(default_factory=dict)
@@ -284,11 +289,11 @@ class _State:
         In a quick search a mesh of more than two axes is left to rematerialisation, whose bound covers it, where
         nothing simpler fits with everything kept or something simpler may be as fast.
         """
-        candidate, mesh = self.candidates[place], f"mesh {self.candidates[place].name}"
+        candidate, mesh = self.candidates[place], mesh_node(self.candidates[place].name)
         cutoff_s = self.cutoff_s(candidate, candidate.microbatches[0])
         if self.quick and candidate.later and (not self.equals or self._has_simpler(floor, candidate)):
             self.tight.add(place)
-            self.log.pruned(mesh, "a mesh of fewer axes comes first: left to recomputation", floor)
+            self.log.stopped(mesh, "a mesh of fewer axes comes first: left to recomputation", floor)
             return
         if self._is_enough:
             self.log.stopped(mesh, "the best so far was asked for")
@@ -371,7 +376,8 @@ class _State:
         for weight in candidate.weights:
             cutoff_s = self.cutoff_s(candidate, shardings.setting.microbatches)
             here = shardings.weighed(weight)
-            chain, found_s = solve_chain(here, self.budget_bytes, cutoff_s, self.exactly, self.hard, self.first)
+            how = self.exactly, self.hard, self.first, self.charge
+            chain, found_s = solve_chain(here, self.budget_bytes, cutoff_s, *how)
             self._take(place, candidate, chain, shardings)
             free &= chain is not None and not chain.price
             bound_s = max(bound_s, found_s)

@@ -13,6 +13,7 @@ from math import isqrt
 from meshwright.errors import PlanError
 from meshwright.plan import Plan
 from meshwright.planner.chain.chains import Chain
+from meshwright.planner.chain.exact import Charge, uncharged
 from meshwright.planner.effort import ANY_BYTES, ROUGH
 from meshwright.planner.search.keep_all import Candidate, search
 from meshwright.planner.sharding.model import ShardingModel
@@ -27,19 +28,26 @@ def sweep_budgets(
     best: Plan | None,
     exactly: bool = True,
     first: bool = False,
+    charge: Charge = uncharged,
 ) -> Plan | None:
     """The fastest plan of the sweep, or `best` where none is faster.
 
     Where nothing is found, it is swept again for somewhat less: other budgets have other shardings.
     refined: the plan of a sharding under the true budget.
-    exactly: as for `solve_chain`; and the last budget is the true one.
+    exactly, charge: as for `solve_chain`; and exactly, the last budget is the true one.
     """
-    found = _swept(candidates, budget_bytes, refined, best, exactly, first)
-    return found or _swept(candidates, int(budget_bytes / ROUGH), refined, None, exactly, first)
+    found = _swept(candidates, budget_bytes, refined, best, exactly, first, charge)
+    return found or _swept(candidates, int(budget_bytes / ROUGH), refined, None, exactly, first, charge)
 
 
 def _swept(
-    candidates: list[Candidate], budget_bytes: int, refined: Refined, best: Plan | None, exactly: bool, first: bool
+    candidates: list[Candidate],
+    budget_bytes: int,
+    refined: Refined,
+    best: Plan | None,
+    exactly: bool,
+    first: bool,
+    charge: Charge,
 ) -> Plan | None:
     """The first budget has no limit. Each following one is the geometric mean of the last peak and the true budget.
     Where a budget fits nothing, the next lies halfway back to the last peak."""
@@ -48,7 +56,8 @@ def _swept(
     while peak > budget_bytes:
         incumbent_s = best.predicted.step_s if best else float("inf")
         try:
-            found = search(candidates, room, limit_s=incumbent_s, exactly=exactly, hard=best is None).best
+            hard = best is None
+            found = search(candidates, room, limit_s=incumbent_s, exactly=exactly, hard=hard, charge=charge).best
         except PlanError:
             return best
         if found is None:
