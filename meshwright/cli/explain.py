@@ -85,11 +85,15 @@ def _checked(path: str, model: str | None) -> tuple[Plan, Program | None]:
     """A plan file that nobody made nonsense of, at today's prices, and its Program where its model is here."""
     from meshwright.plan import Plan
     from meshwright.plan.origin import program_here
+    from meshwright.plan.validate import preset_named
     from meshwright.planner.model_pins import check_storage
     from meshwright.predict.reloaded import reprice_loaded
     from meshwright.price.check import check_plan
 
     plan = Plan.load(path)
+    if preset_named(plan.cluster) is None:
+        own = f"the cluster {plan.cluster!r}, which is no preset: its devices and links are taken from the plan"
+        print(f"meshwright: {path} is of {own}", file=sys.stderr)
     program, why = program_here(plan, path, model)
     if program is not None:
         check_plan(plan, program)

@@ -44,8 +44,8 @@ def add_precision(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision",
         metavar="P",
-        help="mixed (bf16 compute, fp32 weights; default on GPUs), bf16, fp16 (fp32 weights, loss scaling), or fp32"
-        " (default on CPUs)",
+        help="mixed (bf16 compute, fp32 weights; default on GPUs that have bf16), bf16, "
+        "fp16 (fp32 weights, loss scaling), or fp32 (default elsewhere)",
     )
 
 
@@ -90,11 +90,19 @@ def check_batch(args: argparse.Namespace) -> None:
         raise ModelError(f"--global-batch {args.global_batch}", "at least 1", "give a larger batch")
 
 
+def assumed_batch(samples: int) -> str:
+    """A note where nobody gave the batch."""
+    return (
+        f"a global batch of {samples} is assumed; which plan is fastest depends on it: "
+        "give the one you train with, such as --global-batch 64"
+    )
+
+
 def precision_for(args: argparse.Namespace, cluster: Cluster) -> str:
     """What was asked for; else bf16-mixed on GPUs that compute in it, fp32 elsewhere."""
     if args.precision is not None:
         return PRECISIONS[args.precision]
-    return "mixed" if all(one.kind == "cuda" and dict(one.peaks).get("bfloat16") for one in cluster.devices) else "fp32"
+    return "mixed" if all(one.kind == "cuda" and one.has_units("bfloat16") for one in cluster.devices) else "fp32"
 
 
 def cluster_for(name: str | None) -> Cluster:

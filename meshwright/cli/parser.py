@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from meshwright.errors import MeshwrightError
 
@@ -26,6 +26,10 @@ class CommandLineError(MeshwrightError):
 
 class Parser(argparse.ArgumentParser):
     """Raises CommandLineError where argparse prints its usage and exits."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._negative_number_matcher = re.compile(r"-[.]?[0-9].*")  # -5GiB is a value, as -5 is
 
     def error(self, message: str) -> NoReturn:
         given, expected = message, ""

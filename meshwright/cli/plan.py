@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.options import (
     add_training,
+    assumed_batch,
     check_training,
     cluster_for,
     precision_for,
@@ -139,10 +140,7 @@ def _assumed(args: argparse.Namespace, program: Program) -> str:
 
     if args.global_batch is not None or runs_code(args.model):
         return ""
-    return (
-        f"a global batch of {program.batch} is assumed; which plan is fastest depends on it: "
-        "give the one you train with, such as --global-batch 64"
-    )
+    return assumed_batch(program.batch)
 
 
 def _alone(*given: Any) -> str:

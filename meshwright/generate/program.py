@@ -64,7 +64,9 @@ def _check_samples(value: Value, layout: Layout, mesh: Mesh, batch: int) -> None
     for dim, size in enumerate(value.type.shape):
         pieces = prod(mesh.sizes[axis] for axis in layout.sharding(dim))
         if isinstance(size, BatchSize) and size.at(batch) % pieces:
-            raise PlanError(f"{batch} samples in {layout}: {value.name}", f"samples that {pieces} ranks divide")
+            given = f"micro-batches of {batch} samples, with {value.name} in {layout}"
+            expected = f"samples of which each of {pieces} ranks has as many"
+            raise PlanError(given, expected, "change the batch or the number of micro-batches")
 
 
 def sharded_segments(program: Program, plan: Plan, places: Sequence[At] = ()) -> tuple[SegmentGraph, ...]:

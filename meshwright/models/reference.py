@@ -60,15 +60,19 @@ class Reference:
 
 
 def parse_reference(text: str, settings: Iterable[str] = ()) -> Reference:
-    """`name?key=value&...`, with further `key=value` settings on top."""
+    """`name?key=value&...`, with further `key=value` settings on top, none of them twice."""
     name, _, query = text.partition("?")
     family = _family(name)
-    values = dict(family.defaults)
-    for setting in [*(part for part in query.split("&") if part), *settings]:
+    values, given = dict(family.defaults), dict[tuple[bool, str], str]()
+    inside = [(part, False) for part in query.split("&") if part]
+    for setting, above in [*inside, *((one, True) for one in settings)]:
         key, separator, value = setting.partition("=")
         if not separator or key not in values:
             raise _bad_setting(name, setting, key, list(values))
-        values[key] = _value(family, key, value)
+        values[key], before = _value(family, key, value), values[key]
+        twice = given.setdefault((above, key), setting)
+        if twice != setting and values[key] != before:
+            raise ModelError(f"settings {twice} and {setting} of {name}", f"one value of {key}", "drop one")
     return Reference(family, tuple(values.items()))
 
 

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from meshwright.capture import Batch, Precision
 from meshwright.capture.batch import check_given
 from meshwright.cluster import Device, load_cluster
+from meshwright.cluster.detect.devices import known_name
 from meshwright.cluster.device_table import GPUS
 from meshwright.cluster.launch import launch_s
-from meshwright.pins.constraints import Constraints, pin_texts
+from meshwright.pins.constraints import GivenPins, pin_texts
 from meshwright.pins.methods import WORD, check_method
 from meshwright.plan import Plan
 from meshwright.planner import plan_model
@@ -33,7 +34,7 @@ def fit(
     precision: Precision = "fp32",
     compile: bool = False,
     method: str = "auto",
-    pins: str | Iterable[str] | Constraints = (),
+    pins: GivenPins = (),
     copy: bool = False,
     allow: str | Iterable[str] = (),
 ) -> Trainer:
@@ -76,7 +77,7 @@ def fit_plan(
     precision: Precision = "fp32",
     compile: bool = False,
     method: str = "auto",
-    pins: str | Iterable[str] | Constraints = (),
+    pins: GivenPins = (),
     allow: str | Iterable[str] = (),
 ) -> Plan:
     """The plan of `fit` for a device that need not be here. Raises PlanError that names the least possible."""
@@ -102,8 +103,6 @@ def this_device() -> Device:
     one known. Memory, and the pace of the host that launches its kernels, are this machine's."""
     if not torch.cuda.is_available():
         return load_cluster("local:1").mesh((1,)).device
-    words = torch.cuda.get_device_name().replace("NVIDIA", "").split()
-    named = [entry.device for name, entry in GPUS.items() if words and name.startswith(words[0])]
-    found = named[0] if named else GPUS[REFERENCE].device
+    found = GPUS[known_name(torch.cuda.get_device_name()) or REFERENCE].device
     total = torch.cuda.get_device_properties(0).total_memory
     return replace(found, memory_bytes=total, launch_s=launch_s(torch.device("cuda", torch.cuda.current_device())))

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("instance", help="a .json or .json.gz file")
+    parser.add_argument(
+        "instance", help="a .json or .json.gz file, such as `meshwright plan MODEL --dump-problem FILE` writes"
+    )
     parser.add_argument("--seconds", type=float, default=60.0, help="time limit, reading included (default 60)")
     parser.add_argument(
         "--work", type=float, default=None, help="limit in million steps instead, for a result that repeats"
@@ -33,14 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0 when a feasible choice was found, 1 when not."""
     from meshwright.select import solve
-    from meshwright.select.contest import load
+    from meshwright.select.contest import FORM, WRITTEN, load
     from meshwright.select.solve import check
 
     began = time.perf_counter()
     check_folder("--json", args.json)
     check(args.seconds, args.work, args.gap, args.method, args.seed)
     if not os.path.isfile(args.instance):
-        raise ProblemError(f"no file {args.instance}", "a problem in the contest's JSON form, plain or gzipped")
+        raise ProblemError(f"no file {args.instance}", FORM, WRITTEN)
     problem = load(args.instance)
     printed = args.json != "-"
     if printed:

@@ -23,6 +23,11 @@ from meshwright.select.graph import Graph
 from meshwright.select.problem import Floats, Ints, Problem, running
 
 FORBIDDEN = 1e18
+FORM = (
+    "a selection problem (options with costs and bytes, to choose one each) in JSON, plain or gzipped: "
+    '"problem": {"nodes", "edges", "usage_limit"}'
+)
+WRITTEN = "name one; `meshwright plan MODEL --dump-problem FILE` writes that of a plan"
 
 
 class _Nodes(msgspec.Struct):
@@ -53,8 +58,8 @@ def load(path: str | Path) -> Problem:
     try:
         body = msgspec.json.decode(raw, type=_File).problem
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as fault:
-        raise ProblemError(f"{path} is not a contest problem: {fault}",
-                           'JSON with "problem": {"nodes", "edges", "usage_limit"}') from fault  # fmt: skip
+        given = f"{path} is a plan" if _is_plan(raw) else f"{path} is not a selection problem: {fault}"
+        raise ProblemError(given, FORM, WRITTEN) from fault
     return _problem(body).verify()
 
 
@@ -65,8 +70,16 @@ def _unpacked(path: str | Path) -> bytes:
     except (EOFError, zlib.error, gzip.BadGzipFile) as fault:
         raise ProblemError(f"{path} is a damaged gzip file: {fault}", "the whole file", "fetch it again") from fault
     except OSError as fault:
-        raise ProblemError(f"{path} cannot be read: {fault.strerror}",
-                           "a problem in the contest's JSON form, plain or gzipped") from fault  # fmt: skip
+        raise ProblemError(f"{path} cannot be read: {fault.strerror}", FORM, WRITTEN) from fault
+
+
+def _is_plan(raw: bytes) -> bool:
+    """Whether the JSON of another command was named."""
+    try:
+        found = msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return False
+    return isinstance(found, dict) and {"schema", "stages", "choices"} <= set(found)
 
 
 def _problem(body: _Body) -> Problem:

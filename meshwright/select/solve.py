@@ -41,15 +41,16 @@ def solve(
 def check(seconds: float, work: float | None, gap: float, method: str, seed: int) -> None:
     """Refuses settings that mean nothing."""
     if method not in METHODS:
-        raise ProblemError(f"method {method!r}", "one of " + ", ".join(METHODS))
+        raise ProblemError(f"method {method!r}", "one of " + ", ".join(METHODS), "name one of these")
     if not seconds > 0:
-        raise ProblemError(f"a limit of {seconds} seconds", "more than 0")
+        raise ProblemError(f"a limit of {seconds} seconds", "more than 0", "give one such as 60")
     if work is not None and not work > 0:
-        raise ProblemError(f"a limit of {work} million steps", "more than 0")
-    if not gap >= 0:
-        raise ProblemError(f"a gap of {gap}", "0 or more, such as 0.01 for one per cent")
+        raise ProblemError(f"a limit of {work} million steps", "more than 0", "give one such as 100")
+    if not 0 <= gap <= 1:
+        todo = "give one such as 0.01 for one per cent, or 0 for the best"
+        raise ProblemError(f"a gap of {gap}", "a part, from 0 to 1", todo)
     if seed < 0:
-        raise ProblemError(f"seed {seed}", "0 or more")
+        raise ProblemError(f"seed {seed}", "0 or more", "give one such as 0")
 
 
 def _method(name: str) -> Method:

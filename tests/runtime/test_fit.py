@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -99,6 +100,7 @@ def test_every_budget_trains_as_the_plain_model_does(name: str) -> None:
     assert seen == sorted(seen, reverse=True)
 
 
+@pytest.mark.full
 def test_batch_norm_is_updated_once_a_step() -> None:
     model, batch = small_model("resnet")
     ample = fit_plan(model, batch, None, device=this_device()).predicted.peak_bytes
@@ -177,3 +179,17 @@ def test_parameters_that_nothing_reads_are_in_the_peak() -> None:
     assert beside.peak_bytes - without.peak_bytes == 8000
     with pytest.raises(PlanError, match="no plan fits"):
         fit_plan(Idle(1000), batch, without.peak_bytes, device=this_device())
+
+
+@pytest.mark.parametrize(
+    ("called", "device"),
+    [("NVIDIA H200", "H200-SXM-141GB"), ("NVIDIA A100-SXM4-80GB", "A100-SXM-80GB"), ("NVIDIA Unheard", REFERENCE)],
+)
+def test_this_device_is_the_one_that_torch_names(called: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An H200 was once taken for an H200 NVL, of whose link to the host nothing is known."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: called)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 << 30))
+    monkeypatch.setattr("meshwright.runtime.fit.launch_s", lambda _: 5e-6)
+    assert this_device().name == device

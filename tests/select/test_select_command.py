@@ -61,12 +61,29 @@ def test_a_missing_file_and_an_unknown_method_are_refused(instance: str) -> None
         (["--seconds", "nan"], "nan seconds"),
         (["--work", "-1"], "-1.0 million steps"),
         (["--gap", "-0.5"], "gap of -0.5"),
+        (["--gap", "2"], "(?s)gap of 2.0.*to do: "),
+        (["--gap", "nan"], "gap of nan"),
         (["--seed", "-1"], "seed -1"),
     ],
 )
 def test_limits_that_mean_nothing_are_refused_before_anything_is_read(words: list[str], message: str) -> None:
     with pytest.raises(ProblemError, match=message):
         run("nowhere.json", *words)
+
+
+def test_a_file_of_another_kind_is_refused_with_what_writes_one(tmp_path: Path) -> None:
+    path = tmp_path / "m.json"
+    for text, said in (
+        ('{"schema": 3, "stages": [], "choices": []}', "is a plan"),
+        ("[1]", "is not a selection problem"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ProblemError, match=f"(?s)m.json ({said}).*a selection problem .*--dump-problem FILE"):
+            run(str(path))
+
+
+def test_every_refusal_says_what_to_do() -> None:
+    assert "to do: correct the problem" in str(ProblemError("a node without options", "one or more"))
 
 
 def test_a_damaged_file_is_named(instance: str, tmp_path: Path) -> None:

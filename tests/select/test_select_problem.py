@@ -187,7 +187,7 @@ def test_moments_may_be_far_apart_but_not_beyond_64_bits(tmp_path: Path) -> None
 def test_text_that_is_no_problem_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "none.json"
     path.write_text('{"problem": {"nodes": 3}}')
-    with pytest.raises(ProblemError, match="not a contest problem"):
+    with pytest.raises(ProblemError, match="not a selection problem"):
         load(path)
 
 
