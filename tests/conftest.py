@@ -38,15 +38,25 @@ settings.register_profile("same", derandomize=True, deadline=None, suppress_heal
 settings.load_profile("same")
 
 
-LONG = ("test_chaos.py", "test_zoo.py", "test_hf.py", "runtime", "rules", "generate", "cli", "capture", "solve")
-"""Files and folders whose tests take longest."""
+FIRST = (
+    "test_select_cycles.py",
+    "test_zoo.py",
+    "test_hf.py",
+    "planner",
+    "runtime",
+    "rules",
+    "generate",
+    "cli",
+    "capture",
+)
+"""Files and folders whose tests take longest; before them those that compile kernels, which others then load."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files come first: the last ones, which one process may be at while the other has none left, are short."""
-    places = {name: place for place, name in enumerate(LONG)}
+    places = {name: place for place, name in enumerate(FIRST)}
     here = Path(__file__).parent
-    items.sort(key=lambda item: places.get(item.path.relative_to(here).parts[0], len(LONG)))
+    items.sort(key=lambda item: min(places.get(part, len(FIRST)) for part in item.path.relative_to(here).parts))
 
 
 @pytest.hookimpl(trylast=True)

@@ -16,6 +16,7 @@ from network import why_not
 CHAOS = Path(__file__).parents[1] / "bench" / "chaos.py"
 
 
+@pytest.mark.full
 def test_a_slice(tmp_path: Path) -> None:
     """Of two hosts one loses its rank; then a file of the last checkpoint is damaged."""
     found, _ = chaos(tmp_path, "--no-namespaces", "--only", "164")

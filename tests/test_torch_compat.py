@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from processes import forked
 from torch import Tensor, nn
 from torch.distributed.tensor import Shard
 from torch.export import Dim
@@ -186,17 +186,16 @@ def test_operators_are_recorded_with_what_they_write() -> None:
     assert torch_compat.storage_key(weight) != torch_compat.storage_key(torch.empty(2, device="meta"))
 
 
+def over_connections_of_their_own(rank: int) -> tuple[bytes, int, bool]:
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.TCPStore("127.0.0.1", 0, 1, True))
+    first, second = torch_compat.own_store("a"), torch_compat.own_store("a")
+    first.set("key", "value")
+    return second.get("key"), torch_compat.own_store("b").add("n", 2), first is second
+
+
 def test_the_jobs_store_is_had_over_a_connection_of_its_own() -> None:
-    script = """
-import torch.distributed as dist
-from meshwright.torch_compat import own_store
-dist.init_process_group("gloo", rank=0, world_size=1, store=dist.TCPStore("127.0.0.1", 0, 1, True))
-first, second = own_store("a"), own_store("a")
-first.set("key", "value")
-print(second.get("key").decode(), own_store("b").add("n", 2), first is second)
-"""
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["value", "2", "False"]
+    assert forked(1, over_connections_of_their_own) == [(b"value", 2, False)]
 
 
 @pytest.mark.full

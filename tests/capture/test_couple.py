@@ -86,7 +86,14 @@ def test_a_mark_says_whether_the_batch_can_be_run_in_parts(name: str) -> None:
     assert is_sum_of_parts(model, batch) == (not marks)
 
 
-@pytest.mark.parametrize(("name", "count"), [("resnet", 15), ("wide-resnet", 12), ("amoebanet", 42)])
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("resnet", 15),
+        pytest.param("wide-resnet", 12, marks=pytest.mark.full),
+        pytest.param("amoebanet", 42, marks=pytest.mark.full),
+    ],
+)
 def test_batch_norms_are_marked(name: str, count: int) -> None:
     marks = captured(name).couples_samples
     assert len(marks) == count
@@ -95,7 +102,10 @@ def test_batch_norms_are_marked(name: str, count: int) -> None:
     assert all("batch_norm" in ops[mark.segment, mark.op] for mark in marks)
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama", "bert", "t5", "vit", "unet", "mlp"])
+@pytest.mark.parametrize(
+    "name",
+    ["gpt", "vit", *(pytest.param(name, marks=pytest.mark.full) for name in ("llama", "bert", "t5", "unet", "mlp"))],
+)
 def test_families_whose_samples_stay_apart(name: str) -> None:
     assert captured(name).couples_samples == ()
     assert is_sum_of_parts(*small_family(name))
@@ -131,7 +141,9 @@ TRANSFORMERS: dict[str, tuple[str, int]] = {
 }
 
 
-@pytest.mark.parametrize("name", TRANSFORMERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] * ("balance" not in name)) for name in TRANSFORMERS]
+)
 def test_transformers_say_the_right_thing(name: str) -> None:
     text, count = TRANSFORMERS[name]
     assert len(capture(*parse_reference(f"hf:{text}").meta(4)).couples_samples) == count

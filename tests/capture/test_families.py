@@ -15,9 +15,15 @@ from meshwright.capture import capture
 from meshwright.models.reference import parse_reference
 
 QUICK = {("gpt", 1), ("moe", 3), ("resnet", 7)}
+RUN = ("gpt", "moe", "t5", "resnet", "unet", "mlp")
+"""Families whose captures are run in the quick tests; in `make test-all` all are."""
 CAST = ("gpt", "moe", "resnet")
 """Families whose captures in half precision are compared in the quick tests; in `make test-all` all are."""
 DEEPER = ("gpt", "llama", "moe", "bert", "t5", "vit")
+
+run = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] * (name not in RUN)) for name in FAMILIES]
+)
 
 
 def sizes() -> Iterator[Any]:
@@ -26,12 +32,12 @@ def sizes() -> Iterator[Any]:
             yield pytest.param(name, size, marks=[] if (name, size) in QUICK else pytest.mark.full)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@run
 def test_a_program_runs_like_its_model(name: str) -> None:
     assert_runs_like(captured(name), *small_family(name))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@run
 def test_a_program_runs_like_its_model_at_another_batch(name: str) -> None:
     for size in (1, 3):
         assert_runs_like(captured(name).at_batch(size), *small_family(name, size))
@@ -59,9 +65,7 @@ def test_another_batch_equals_a_fresh_capture(name: str, size: int) -> None:
         assert str(mine.at(size)) == str(other.at(size))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.full] * (name not in ("gpt", "t5"))) for name in DEEPER]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.full] * (name != "gpt")) for name in DEEPER])
 def test_depth_adds_segments_but_no_graphs(name: str) -> None:
     shallow = captured(name)
     model, batch, _ = parse_reference(FAMILIES[name], ["layers=5"]).meta(4)

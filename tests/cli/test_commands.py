@@ -117,6 +117,7 @@ def test_a_world_size_or_model_that_is_not_the_plans(tmp_path: Path, capsys: pyt
     assert "cannot be read" in refused(capsys, "train", SMALL, "--plan", str(tmp_path / "none"), "--nproc", "2")
 
 
+@pytest.mark.full
 def test_a_failing_rank_ends_the_run_with_its_message(capfd: pytest.CaptureFixture[str]) -> None:
     small_vocabulary = SMALL.replace("vocab=128", "vocab=64")
     assert main(["train", small_vocabulary, "--nproc", "1", "--steps", "2", "--data", __file__]) == 2
@@ -164,7 +165,11 @@ def test_the_frontier_marks_its_knee_and_the_limit() -> None:
 
 @pytest.mark.parametrize(
     ("cluster", "words", "said"),
-    [("h100:1", [], "mixed, eager"), ("local:1", [], "fp32, eager"), ("h100:1", ["--compile"], "mixed, compiled")],
+    [
+        pytest.param("h100:1", [], "mixed, eager", marks=pytest.mark.full),
+        ("local:1", [], "fp32, eager"),
+        ("h100:1", ["--compile"], "mixed, compiled"),
+    ],
 )
 def test_frontier_asks_for_what_plan_does_and_says_so(
     cluster: str, words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

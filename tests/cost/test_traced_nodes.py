@@ -38,7 +38,9 @@ def attentions(name: str) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize(("name", "variant"), [("vit", "plain"), ("gpt", "causal"), ("t5", "bias")])
+@pytest.mark.parametrize(
+    ("name", "variant"), [pytest.param("vit", "plain", marks=pytest.mark.full), ("gpt", "causal"), ("t5", "bias")]
+)
 def test_attention_is_priced_by_its_kind(name: str, variant: str) -> None:
     sizes = {"vit": "vit?layers=2&hidden=128&heads=2&ffn=256&image=112", "t5": T5}
     found = attentions(sizes.get(name, "gpt?layers=2&hidden=128&heads=2&ffn=256&vocab=256&seq=64"))
@@ -107,7 +109,11 @@ def test_what_an_encoder_hands_to_every_decoder_layer_is_held_once() -> None:
 
 @pytest.mark.parametrize(
     ("precision", "width", "expected", "never"),
-    [("fp32", 32, "softmax", "attention"), ("bf16", 32, "cudnn_attention", "softmax"), ("bf16", 36, "flash", "cpu")],
+    [
+        ("fp32", 32, "softmax", "attention"),
+        ("bf16", 32, "cudnn_attention", "softmax"),
+        pytest.param("bf16", 36, "flash", "cpu", marks=pytest.mark.full),
+    ],
 )
 def test_attention_of_grouped_heads_is_traced_as_a_gpu_runs_it(
     precision: Precision, width: int, expected: str, never: str

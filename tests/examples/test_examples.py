@@ -20,7 +20,7 @@ LEARNS = {
     "vision_batchnorm.py": ["--steps", "4"],
     "vision_language.py": ["--steps", "3", "--layers", "1", "--cluster", ""],
 }
-SLOW = ("hf_trainer.py", "mixture_of_experts.py", "vision_language.py")
+SLOW = ("finetune_lora.py", "hf_trainer.py", "mixture_of_experts.py", "vision_language.py")
 """Some CPU seconds each."""
 OTHERS = {"demo.py", "memory_budget.py", "plan_a_cluster.py", "pretrain_gpt.py"}
 

@@ -40,7 +40,7 @@ def graph_of(name: str, index: int = 1, dtype: str = "float64") -> SegmentGraph:
     return capture(*small_model(name, dtype)).graphs[index].at(6)
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama", "resnet"])
+@pytest.mark.parametrize("name", ["gpt", "resnet", pytest.param("llama", marks=pytest.mark.full)])
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_any_kept_set_gives_the_same_gradients_bit_by_bit(name: str, index: int) -> None:
     joint = trace(graph_of(name, index))

@@ -27,7 +27,7 @@ def by_autograd(graph: SegmentGraph, given: dict[str, Tensor], pair: SegmentPair
     return [t.detach() for t in outputs], list(torch.autograd.grad(outputs, wanted, tangents))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.full] * (name == "llama")) for name in NAMES])
 def test_a_pair_equals_autograd(name: str) -> None:
     for graph in capture(*small_model(name, "float64")).graphs:
         assert_pair_equals_autograd(graph.at(6))

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from captures import capture
-from small_models import NAMES, small_model
+from small_models import small_model
 from torch import Tensor, nn
 
 import meshwright as mw
 from meshwright.capture.program import Program
 from meshwright.cluster import load_cluster
-from meshwright.errors import PlanError, RunError
+from meshwright.errors import PlanError
 from meshwright.generate.runs import chains, divided
 from meshwright.plan import Plan
 from meshwright.planner.memory.plans import one_device_plan
@@ -58,7 +58,7 @@ def assert_alike(one: Found, other: Found) -> None:
 
 
 @pytest.mark.parametrize("microbatches", [1, pytest.param(3, marks=pytest.mark.full)])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["gpt", "resnet", pytest.param("llama", marks=pytest.mark.full)])
 def test_a_run_is_its_segments(name: str, microbatches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     program = capture(*small_model(name, "float64"))
     pins = ("microbatches=3",) if microbatches == 3 else ()
@@ -131,20 +131,3 @@ class Layers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x).square().mean()
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
-def test_a_compiled_run_computes_the_same() -> None:
-    torch.manual_seed(0)
-    model, batch = Layers().double(), {"x": torch.randn(6, 16, dtype=torch.float64)}
-    plan = one_device_plan(capture(model, batch), load_cluster("local:1").mesh((1,)))
-    found = {}
-    for unit in (False, "run"):
-        trainer = mw.parallelize(model, plan, compile=unit)
-        found[unit] = [trainer.step(batch).item(), trainer.step(batch).item()]
-        found[unit] += [p.grad.to_local().clone() for p in trainer.parameters()]
-        model.zero_grad()
-    assert trainer._interpreter.parts[0].generated.runs
-    torch.testing.assert_close(found["run"], found[False], rtol=1e-10, atol=1e-13)
-    with pytest.raises(RunError, match="compile='all'"):
-        mw.parallelize(model, plan, compile="all")

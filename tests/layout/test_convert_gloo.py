@@ -48,19 +48,23 @@ def there_and_back(rank: int, sizes: Sizes, shape: tuple[int, ...], count: int) 
     return len(pairs)
 
 
-CASES: list[tuple[Sizes, tuple[int, ...]]] = [
-    ({"a": 2}, (4, 6)),
+QUICK: list[tuple[Sizes, tuple[int, ...]]] = [
     ({"a": 2}, (5, 3)),
-    ({"a": 3}, (7, 2)),
     ({"a": 2, "b": 2}, (8, 4)),
+    ({"a": 2, "b": 3}, (7, 5)),
+]
+MORE: list[tuple[Sizes, tuple[int, ...]]] = [
+    ({"a": 2}, (4, 6)),
+    ({"a": 3}, (7, 2)),
     ({"a": 2, "b": 2}, (5, 7)),
     ({"a": 2, "b": 3}, (12, 6)),
-    ({"a": 2, "b": 3}, (7, 5)),
     ({"a": 6}, (4, 8)),
 ]
 
 
-@pytest.mark.parametrize(("sizes", "shape"), CASES, ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "shape"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.full) for case in MORE)], ids=str
+)
 def test_there_and_back_is_the_identity_and_gradients_are_right(
     gloo: GlooPool, sizes: Sizes, shape: tuple[int, ...]
 ) -> None:
@@ -68,7 +72,7 @@ def test_there_and_back_is_the_identity_and_gradients_are_right(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("sizes", "shape"), CASES, ids=str)
+@pytest.mark.parametrize(("sizes", "shape"), [*QUICK, *MORE], ids=str)
 def test_every_pair_there_and_back(gloo: GlooPool, sizes: Sizes, shape: tuple[int, ...]) -> None:
     done = gloo.run(there_and_back, sizes, shape, 1 << 30, timeout_s=1800)[0]
     assert done == len(all_layouts(len(shape), len(sizes))) ** 2

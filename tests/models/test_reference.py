@@ -181,3 +181,10 @@ def test_a_forgotten_loss_is_named(tmp_path: Path) -> None:
     assert "a batch of 2 entries" in str(caught.value)
     assert "one for each of the 1 argument of forward (input)" in str(caught.value)
     assert "return (model, batch, loss)" in str(caught.value)
+
+
+def test_a_setting_that_is_given_twice_is_refused_where_its_values_differ() -> None:
+    assert parse_reference("gpt?layers=4", ["layers=8", "layers=8"]) == parse_reference("gpt?layers=8")
+    for text, settings in (("gpt?layers=4&layers=8", []), ("gpt", ["layers=4", "layers=8"])):
+        with pytest.raises(ModelError, match="settings layers=4 and layers=8 of gpt"):
+            parse_reference(text, settings)

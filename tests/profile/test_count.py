@@ -28,7 +28,9 @@ def floats(*shape: int) -> torch.Tensor:
     return torch.randn(*shape).requires_grad_()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[pytest.mark.full] * (name == "llama")) for name in FAMILIES]
+)
 def test_model_flops_equal_torchs_counter_forward_and_backward(family: str) -> None:
     model, batch = model_and_batch(family)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as forward:

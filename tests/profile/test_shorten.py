@@ -29,9 +29,7 @@ def figures(found: Profile) -> Profile:
     return replace(found, profile_seconds=0.0)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.full] * (name not in ("gpt", "t5"))) for name in DEEP]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.full] * (name != "gpt")) for name in DEEP])
 def test_figures_are_those_of_all_segments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program = capture(*parse_reference(DEEP[name]).meta(2))
     short = [figures(profile_step(program, device=device)) for device in ("cpu", "cuda")]

@@ -48,7 +48,7 @@ AT: dict[str, Callable[[int, int, int], Case]] = {
     "where": lambda a, b, c: case("aten.where.self", bools(b, 1), f(a, b, c), f(c)),
 }
 
-SLOW = ("batch norm", "index", "baddbmm", "einsum")
+SLOW = ("batch norm", "index", "baddbmm", "einsum", "addmm", "addbmm", "cumsum", "layer norm", "pixels", "pooling")
 """In the full matrix; tests/rules/test_table.py has them at fixed sizes."""
 
 

@@ -61,7 +61,9 @@ class Holding:
         return by_argument(self.model, output, y)
 
 
-@pytest.mark.parametrize("kind", ["global", "partial", "object", "method"])
+@pytest.mark.parametrize(
+    "kind", ["global", "object", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("partial", "method"))]
+)
 def test_a_loss_may_read_the_model(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Routed()
     monkeypatch.setitem(globals(), "MODEL", model)

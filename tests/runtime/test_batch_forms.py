@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -89,9 +90,13 @@ def test_other_values_have_plans_of_their_own() -> None:
     assert trained(0, plans, given * 2) == pytest.approx(eager(given * 2), rel=1e-5)
 
 
+@cache
+def planned() -> Plan:
+    return mw.plan(model(), batches()[0], cluster="local:1")
+
+
 def one_rank() -> mw.Trainer:
-    own = model()
-    return mw.parallelize(own, mw.plan(own, batches()[0], cluster="local:1"))
+    return mw.parallelize(model(), planned())
 
 
 def test_a_smaller_last_batch_and_outputs() -> None:
@@ -154,7 +159,7 @@ def scaled_batches() -> list[dict[str, Any]]:
     return [{**batch, "scale": torch.tensor(0.5 + step)} for step, batch in enumerate(batches())]
 
 
-@pytest.mark.parametrize("pins", [("dp=2", "zero=3", "microbatch=2"), ("tp=2",)])
+@pytest.mark.parametrize("pins", [("dp=2", "zero=3", "microbatch=2"), pytest.param(("tp=2",), marks=pytest.mark.full)])
 def test_tensors_without_dims_train_as_eager(pins: tuple[str, ...], ranks: Callable[[int], GlooPool]) -> None:
     plan = mw.plan(model(), scaled_batches()[0], cluster="local:2", pins=pins)
     assert Plan.from_json(plan.to_json()) == plan

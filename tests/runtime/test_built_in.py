@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from captures import capture
+from processes import GlooPool
 from torch import Tensor, nn
 
 from meshwright.cluster import load_cluster
 from meshwright.errors import RunError
 from meshwright.planner.plan import make_plan
+from meshwright.runtime.job import launch
 from meshwright.runtime.job.data import BuiltIn
+from meshwright.runtime.job.worker import Job, train
 from meshwright.runtime.step.ranges import ranges_of
 
 
@@ -88,12 +93,30 @@ def make():
 """
 
 
+def trained(rank: int, arguments: list[str]) -> str:
+    """What a rank of `meshwright train` does and prints, without the start of a process."""
+    job = Job(**json.loads(arguments[0]))
+    with redirect_stdout(StringIO()) as shown:
+        Path(job.result).write_text(json.dumps(train(job)))
+    return shown.getvalue()
+
+
 @pytest.mark.filterwarnings("ignore::meshwright.errors.RuleWarning")
-def test_a_run_of_ones_own_module_learns_from_its_own_batch(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_ones_own_module_learns_from_its_own_batch(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: Callable[[int], GlooPool],
+) -> None:
     """In every step, from the weights that its function makes: losses are plain PyTorch's. Its words are below 50,
     where characters of a text would not be."""
     from meshwright.cli import main
 
+    def launched(module: str, arguments: list[str], world: int, *_: Any) -> bool:
+        print(*ranks(world).run(trained, arguments))
+        return False
+
+    monkeypatch.setattr(launch, "launch", launched)
     (tmp_path / "own_bag.py").write_text(OWN)
     told = tmp_path / "run.json"
     reference = f"{tmp_path}/own_bag.py:make"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -68,10 +68,18 @@ def loss_of(output: Tensor, target: Tensor) -> Tensor:
     return (output - target).square().mean() * WEIGHTS[0]
 
 
+@cache
+def planned() -> mw.Plan:
+    return mw.plan(Configured(), a_batch(), loss=loss_of, cluster="local:1")
+
+
+def a_batch() -> tuple[Tensor, Tensor]:
+    return torch.ones(4, 4), torch.zeros(4, 3)
+
+
 def adopted() -> tuple[Configured, mw.Trainer, tuple[Tensor, Tensor]]:
     own = Configured()
-    batch = (torch.ones(4, 4), torch.zeros(4, 3))
-    return own, mw.parallelize(own, mw.plan(own, batch, loss=loss_of, cluster="local:1"), loss_of), batch
+    return own, mw.parallelize(own, planned(), loss_of), a_batch()
 
 
 Change = Callable[[Configured, float], Any]

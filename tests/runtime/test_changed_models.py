@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,14 @@ def batches() -> list[tuple[Tensor, Tensor]]:
     return [(torch.randn(8, 6), torch.randint(0, 3, (8,))) for _ in range(3)]
 
 
+@cache
+def planned() -> Plan:
+    return mw.plan(model(), batches()[0], loss=LOSS, cluster="local:1")
+
+
 def adopted() -> tuple[Net, mw.Trainer]:
     own = model()
-    return own, mw.parallelize(own, mw.plan(own, batches()[0], loss=LOSS, cluster="local:1"), LOSS)
+    return own, mw.parallelize(own, planned(), LOSS)
 
 
 def freeze(own: Net) -> None:

@@ -85,7 +85,9 @@ def run_the_file(rank: int, name: str, text: str, plan_json: bytes, homes: list[
     return {"loss": loss.item(), "gradients": gradients, "where": where, "buffers": buffers}
 
 
-@pytest.mark.parametrize("kind", [*list(PLANS)[:3], pytest.param(list(PLANS)[3], marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.full] * (number > 1)) for number, kind in enumerate(PLANS)]
+)
 def test_the_printed_file_trains(kind: str, ranks: Callable[[int], GlooPool]) -> None:
     name, plan = PLANS[kind]()
     loss, gradients, buffers = plain(name)

@@ -40,7 +40,12 @@ def _outcome(make: Callable[[], mw.Plan]) -> mw.Plan | str:
 
 @pytest.mark.parametrize(
     ("name", "given"),
-    [("llama", {}), ("gpt", {"compile": True}), ("resnet", {"optimizer": "sgd"}), ("llama", {"method": "full"})],
+    [
+        ("llama", {}),
+        pytest.param("gpt", {"compile": True}, marks=pytest.mark.full),
+        ("resnet", {"optimizer": "sgd"}),
+        ("llama", {"method": "full"}),
+    ],
 )
 def test_fit_and_plan_find_the_same(name: str, given: dict[str, Any]) -> None:
     here = one_device_cluster(this_device())

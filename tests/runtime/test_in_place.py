@@ -78,7 +78,13 @@ def trained(rank: int, name: str, plan_json: bytes, when: str) -> dict[str, Any]
 
 @pytest.mark.parametrize(
     ("plan", "when"),
-    [("zero", "before"), ("zero", "after"), ("zero", "stepped"), ("tensor", "after"), ("stages", "before")],
+    [
+        ("zero", "before"),
+        ("zero", "stepped"),
+        ("stages", "before"),
+        pytest.param("zero", "after", marks=pytest.mark.full),
+        pytest.param("tensor", "after", marks=pytest.mark.full),
+    ],
 )
 def test_the_models_own_optimizer_trains_it(plan: str, when: str, ranks: Callable[[int], GlooPool]) -> None:
     losses, true = eager("gpt", warm=when == "stepped")

@@ -117,8 +117,15 @@ def check_gone(ranks: list[int]) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("what", ["plain", "native"])
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        (signal.SIGTERM, "native"),
+        (signal.SIGKILL, "plain"),
+        pytest.param(signal.SIGTERM, "plain", marks=pytest.mark.full),
+        pytest.param(signal.SIGKILL, "native", marks=pytest.mark.full),
+    ],
+)
 def test_no_rank_outlives_its_launcher(rank_module: Path, how: signal.Signals, what: str) -> None:
     started = launcher(rank_module, what)
     ranks = wait_for(rank_module, 2)
@@ -127,8 +134,15 @@ def test_no_rank_outlives_its_launcher(rank_module: Path, how: signal.Signals, w
     check_gone(ranks)
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGHUP])
-@pytest.mark.parametrize("ignored", [(), (signal.SIGINT,)], ids=["heard", "ignored"])
+@pytest.mark.parametrize(
+    ("how", "ignored"),
+    [
+        pytest.param(signal.SIGINT, (signal.SIGINT,), id="ignored"),
+        pytest.param(signal.SIGHUP, (), id="hung up"),
+        pytest.param(signal.SIGINT, (), id="heard", marks=pytest.mark.full),
+        pytest.param(signal.SIGHUP, (signal.SIGINT,), id="hung up, the other ignored", marks=pytest.mark.full),
+    ],
+)
 def test_ranks_that_start_leave_quietly(rank_module: Path, how: signal.Signals, ignored: tuple[int, ...]) -> None:
     """Also where the shell ignores Ctrl-C, as it does for what runs in the background; at once, whatever ranks do."""
     started = launcher(rank_module, "plain", ignored=ignored)

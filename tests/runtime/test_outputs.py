@@ -6,6 +6,7 @@ import contextlib
 import copy
 import io
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from captures import capture
-from processes import GlooPool
+from processes import GlooPool, forked
 from small_models import small_model
 from torch import Tensor, nn
 
@@ -46,6 +47,8 @@ def llama_config() -> Any:
 
 
 def readme_llama(rank: int, folder: str) -> tuple[list[float], list[int]]:
+    torch.set_num_threads(1)  # the threads of the process that this is a copy of are not here
+    warnings.simplefilter("ignore", UserWarning)  # what `generate` says of lengths
     torch.manual_seed(0)
     losses: list[float] = []
     names = {"config": llama_config(), "batches": llama_batches(), "folder": folder, "print": losses.append}
@@ -57,7 +60,8 @@ def readme_llama(rank: int, folder: str) -> tuple[list[float], list[int]]:
     return losses, ids[0].tolist()
 
 
-def test_the_lines_of_the_readme_train_save_and_generate(ranks: Callable[[int], GlooPool], tmp_path: Path) -> None:
+def test_the_lines_of_the_readme_train_save_and_generate(tmp_path: Path) -> None:
+    """On copies of this process: to import `transformers` once more in each takes longer than all else."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     model, losses = transformers.LlamaForCausalLM(llama_config()), []
@@ -68,7 +72,7 @@ def test_the_lines_of_the_readme_train_save_and_generate(ranks: Callable[[int], 
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    found = ranks(2).run(readme_llama, str(tmp_path / "first"))
+    found = forked(2, readme_llama, str(tmp_path / "first"))
     loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "first")
     assert (tmp_path / "out" / "config.json").is_file(), "the lines of docs/running.md"
     for (name, one), other in zip(loaded.named_parameters(), model.parameters(), strict=True):

@@ -64,7 +64,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 def matrix() -> Iterator[Any]:
     for name, case in QUICK.items():
-        yield pytest.param(case, id=name, marks=[] if case["name"] != "unet" else pytest.mark.full)
+        yield pytest.param(case, id=name, marks=[] if case["name"] not in ("unet", "llama") else pytest.mark.full)
     for family, own in FAMILIES.items():
         for shape, given in SHAPES.items():
             if given.get("routed_via_stages") and family not in SKIP:

@@ -83,7 +83,9 @@ def plain(make: Callable[[], nn.Sequential] = layers, count: int = BATCH) -> tup
     "options",
     [
         {"partitions": 2, "microbatches": 4, "balance": [2, 4], "checkpoint": "except_last"},
-        {"partitions": 2, "microbatches": 3, "balance": "memory", "checkpoint": "always"},
+        pytest.param(
+            {"partitions": 2, "microbatches": 3, "balance": "memory", "checkpoint": "always"}, marks=pytest.mark.full
+        ),
         {"partitions": 2, "microbatches": 2, "replicas": 2, "balance": "time", "checkpoint": "auto"},
         pytest.param({"partitions": 4, "microbatches": 6, "checkpoint": "never"}, marks=pytest.mark.full),
         pytest.param({"partitions": 1, "microbatches": 3, "replicas": 2}, marks=pytest.mark.full),
@@ -102,7 +104,9 @@ def test_it_trains_as_one_process(options: dict[str, Any], ranks: Callable[[int]
         assert found[0]["cuts"] == [2, 6]
 
 
-@pytest.mark.parametrize("count", [BATCH, 10], ids=["even", "a smaller last micro-batch"])
+@pytest.mark.parametrize(
+    "count", [pytest.param(BATCH, id="even", marks=pytest.mark.full), pytest.param(10, id="a smaller last micro-batch")]
+)
 def test_modules_that_do_not_repeat_train_as_one_process(count: int, ranks: Callable[[int], GlooPool]) -> None:
     losses, weights = plain(unlike, count)
     for one in ranks(2).run(train, {"partitions": 2, "microbatches": 3, "balance": [3, 2]}, unlike, count):
@@ -111,8 +115,14 @@ def test_modules_that_do_not_repeat_train_as_one_process(count: int, ranks: Call
             assert torch.allclose(weight, weights[name], rtol=1e-7, atol=1e-9), name
 
 
-@pytest.mark.parametrize("checkpoint", ["never", "except_last", "auto"])
-@pytest.mark.parametrize(("partitions", "replicas"), [(3, 1), (2, 2), (1, 1), (1, 2)])
+@pytest.mark.parametrize(
+    ("partitions", "replicas", "checkpoint"),
+    [
+        pytest.param(partitions, replicas, checkpoint, marks=() if one == two else pytest.mark.full)
+        for one, (partitions, replicas) in enumerate([(3, 1), (2, 2), (1, 2), (1, 1)])
+        for two, checkpoint in enumerate(["never", "except_last", "auto"])
+    ],
+)
 def test_its_plan_is_predicted_and_priced_as_any_other(partitions: int, replicas: int, checkpoint: str) -> None:
     given = {"partitions": partitions, "replicas": replicas, "microbatches": 3, "checkpoint": checkpoint}
     plan = gpipe_plan(layers(), samples(), nn.functional.cross_entropy, device=this_device(), **given)

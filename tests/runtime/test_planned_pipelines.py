@@ -19,9 +19,8 @@ from meshwright.planner.plan import make_plan
 CASES: dict[str, dict[str, Any]] = {
     "interleaved, uneven": {"name": "llama", "pins": ("pp=2", "schedule=interleaved", "microbatch=5")},
     "searched": {"name": "gpt", "pins": ("pp=2", "schedule=searched", "microbatch=4")},
-    "one stage, uneven": {"name": "gpt", "pins": ("pp=1", "tp=2", "microbatch=5")},
 }
-MORE: dict[str, dict[str, Any]] = {
+MORE: dict[str, dict[str, Any]] = {"one stage, uneven": {"name": "gpt", "pins": ("pp=1", "tp=2", "microbatch=5")}} | {
     f"{name}, {schedule}, {count} micro-batches on {ranks}{', recomputing' if again else ''}": {
         "name": name,
         "pins": (f"pp={stages}", f"schedule={schedule}", f"microbatch={count}"),

@@ -93,6 +93,7 @@ def test_a_rank_that_stands_still_is_named_with_its_host_and_op(tmp_path: Path, 
     assert f"rank {stopped}{holds}: last heard of on {socket.gethostname()}, at `all_reduce over dp`" in told
 
 
+@pytest.mark.full
 def test_a_rank_that_has_come_to_its_end_is_not_missed(tmp_path: Path) -> None:
     ranks = started(tmp_path, 2)
     answered = (tmp_path / "answered-1").read_text()

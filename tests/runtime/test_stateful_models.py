@@ -60,8 +60,8 @@ def train(rank: int, kind: str, plan_json: bytes) -> tuple[list[float], dict[str
     return losses, {name: getattr(t, "full_tensor", lambda t=t: t)().detach() for name, t in state.items()}
 
 
-@pytest.mark.parametrize("pin", ["dp=2", "tp=2"])
 @pytest.mark.parametrize("kind", ["spectral", "weight norm", "assigned", "data", "frozen"])
+@pytest.mark.parametrize("pin", ["dp=2", pytest.param("tp=2", marks=pytest.mark.full)])
 def test_buffers_go_on_as_in_eager(kind: str, pin: str, ranks: Callable[[int], GlooPool]) -> None:
     model, batches = setting(kind)
     plan = make_plan(capture(model, batches[0]), load_cluster("local:2"), pins=(pin,), optimizer="sgd")

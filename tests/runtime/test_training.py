@@ -100,7 +100,9 @@ def evaluated(rank: int, name: str, plan_json: bytes) -> dict[str, Any]:
     return {"loss": loss.item(), "same": same}
 
 
-@pytest.mark.parametrize(("name", "pins"), [("resnet", ("dp=2",)), ("gpt", ("dp=2", "zero=3"))])
+@pytest.mark.parametrize(
+    ("name", "pins"), [("resnet", ("dp=2",)), pytest.param("gpt", ("dp=2", "zero=3"), marks=pytest.mark.full)]
+)
 def test_evaluation_is_the_model_in_eval_mode(
     name: str, pins: tuple[str, ...], ranks: Callable[[int], GlooPool]
 ) -> None:

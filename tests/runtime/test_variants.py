@@ -64,7 +64,7 @@ def plan_of(length: int, *pins: str, microbatches: int = 1) -> Plan:
     return replace(plan, microbatches=microbatches)
 
 
-@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("microbatches", [2, pytest.param(1, marks=pytest.mark.full)])
 def test_one_trainer_runs_lengths_and_smaller_batches(microbatches: int, ranks: Callable[[int], GlooPool]) -> None:
     model, losses = Words().double(), []
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
