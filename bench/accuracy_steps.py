@@ -205,6 +205,16 @@ OUTSIDE_WORDS = """
   twice as long for the same products: priced with the loads that aiconfigurator's layers of experts have where nothing
   balances them (a power law of 1.2), so that the busiest rank has 1.7 times its share, it is 11 % too fast (57 %
   before). Which loads that run had is not published.
+- *dlperf_v100*: Megatron-LM of 2021 on 1 to 32 V100 in hosts of 8 with one card of 100 Gb/s, priced before any was
+  looked at. Inside one host and in pipelines 1 to 11 % off, but four tensor-parallel ranks, 22 % too slow. Between
+  hosts they are too fast: two replicas of 8 ranks 21 %, tensor parallelism over 16 and 32 ranks 56 and 42 %. There a
+  collective takes the bytes of a ring at 7 to 10 GB/s; the trees that later NCCL takes between two hosts, which are
+  priced, move half of them.
+- *alpa_intra_gpt*: layers of GPT by Alpa on 1 to 8 V100 of one host, the shardings that its ablation names, priced
+  before any was looked at. Groups of four neighbours are 19 to 20 % too slow, as above, pairs 8 to 16 % too fast,
+  others within 8 %: in its cube mesh four neighbours move about 85 GB/s, by these steps and those of DLPerf, where
+  Mist measured 35 and Sailor's times of single layers say 35 to 65. The prices keep what was measured of the link. One
+  of four plans that ran out of memory is priced to fit.
 """
 
 
