@@ -5,8 +5,8 @@ s seconds of a step, p bytes of weights and states, and k bytes of saved tensors
 
     W(l, f) = min over shardings of s + l (p + f k)
 
-at l seconds per byte with f micro-batches in flight. A saved tensor may be recomputed instead, for no less than the
-seconds of its producer. W is concave in f, so a chord between two numbers in flight is a lower bound.
+at l seconds per byte with f micro-batches in flight. A saved tensor may be recomputed instead (`planner.space.saved`).
+W is concave in f, so a chord between two numbers in flight is a lower bound.
 """
 
 from __future__ import annotations
@@ -104,9 +104,7 @@ def _priced(segment: _Segment, prices: Floats, flights: Floats) -> list[float]:
     micro, kept = segment.space.setting.microbatches, segment.space.op_kept
     found = []
     for price, flight in product(prices, flights):
-        charges = (
-            sum(np.minimum(price * flight * part.bytes, micro * part.drop_s) for part in parts) for parts in kept
-        )
+        charges = (sum(part.charge_s(price * flight, micro) for part in parts) for parts in kept)
         costs = [own + charge for own, charge in zip(segment.work_s, charges, strict=True)]
         found.append(_least_s(segment, costs, weights=True, price=price))
     return found

@@ -1,7 +1,7 @@
 """Lower bounds on the step of one (mesh, micro-batch count) over all shardings and rematerialisations.
 
 A Lagrangian relaxation of the memory limit. Held bytes are charged at a price l. A saved tensor may be recomputed
-instead, for no less than the seconds of its producer. With r the overlap weight,
+instead (`planner.space.saved` has what that takes at least). With r the overlap weight,
 
     bound(l, r) = min over chains of (seconds at r + charges at l) - l * budget          (`_bound_s`)
 

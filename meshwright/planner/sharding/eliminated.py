@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshwright.planner.sharding.segment import Answer, SegmentProblem
-from meshwright.planner.space.segment import Matrix
+from meshwright.planner.space.saved import Matrix
 from meshwright.select import InfeasibleError, Problem, solve
 from meshwright.select.tables import Tables
 

@@ -26,7 +26,8 @@ from meshwright.layout import I, Layout, conversion
 from meshwright.plan import Choice, ParameterPlan
 from meshwright.planner.space.image_boundaries import ALL
 from meshwright.planner.space.long_lived import MOST_ALIVE
-from meshwright.planner.space.segment import LayoutSet, Matrix, Space, boundary_layouts, conversions_s, operand_layouts
+from meshwright.planner.space.saved import Matrix
+from meshwright.planner.space.segment import LayoutSet, Space, boundary_layouts, conversions_s, operand_layouts
 from meshwright.price.bucketing import whole_bytes
 from meshwright.price.flow import canonical, invariant
 from meshwright.price.parameter import parameter_price
@@ -151,7 +152,7 @@ class SegmentProblem:
         """The Problem with held bytes charged.
 
         price_per_byte: in seconds.
-        recompute: a saved tensor may be recomputed instead, for a lower bound on the seconds of its producer.
+        recompute: a saved tensor may be recomputed instead, for a lower bound on the seconds that takes.
         cap_bytes: options with a larger transient are forbidden.
         overlap_weight: of communication that overlaps compute; None adds all up.
         flight: micro-batches that hold saved tensors at a time.
@@ -164,8 +165,8 @@ class SegmentProblem:
         for index, (node, kept) in enumerate(zip(self.op_nodes, self.space.op_kept, strict=True)):
             where = slice(self.problem.offsets[node], self.problem.offsets[node + 1])
             for part in kept:
-                charge = price_per_byte * flight * part.bytes
-                costs[where] += np.minimum(charge, self.micro * part.drop_s) if recompute else charge
+                charged = price_per_byte * flight
+                costs[where] += part.charge_s(charged, self.micro) if recompute else charged * part.bytes
             if cap_bytes is not None:
                 running = self.space.running_bytes(index)
                 costs[where][running > max(cap_bytes, running.min())] = np.inf

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from meshwright.caches import CACHES
 from meshwright.capture.program import Op, Ref, SegmentGraph, TensorType, Value
@@ -23,40 +21,23 @@ from meshwright.layout.table import conversion_matrix
 from meshwright.pins.pins import Pins
 from meshwright.plan import ParameterPlan
 from meshwright.planner.space.image_boundaries import ALL, IMAGE_DIMS, boundary_subset
+from meshwright.planner.space.saved import Matrix, SavedTensorCost, saved_tensor_costs
 from meshwright.planner.space.storage import parameter_options
 from meshwright.planner.space.strategies import allowed
 from meshwright.price.flow import canonical
-from meshwright.price.parameter import Setting, local_bytes, parameter_price
+from meshwright.price.parameter import Setting, parameter_price
 from meshwright.price.segment import (
     collectives_s,
-    kept_values,
-    kernels,
     least_working_bytes,
-    shards,
     storage_bases,
     working_bytes,
 )
-from meshwright.profile import saved
 from meshwright.rules import Strategy
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 LayoutSet = tuple[Layout, ...]
-Matrix = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class SavedTensorCost:
-    """A tensor that an op's backward reads.
-
-    bytes: under each strategy, the op's share.
-    drop_s: lower bound on the seconds of recomputing it, per micro-batch; infinite where it comes from outside the
-        segment.
-    """
-
-    bytes: Matrix
-    drop_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +171,7 @@ def _ops_space(graph: SegmentGraph, batch: int, mesh: Mesh, pins: Pins, setting:
     made.op_costs.extend(np.array([one.forward_s + one.backward_s for one in each]) for each in seconds)
     made.op_weight_s.extend(np.array([one.weight_s for one in each]) for each in seconds)
     made.op_host_s.extend(min((one.host_s for one in each), default=0.0) for each in seconds)
-    recompute_s = {
-        v.name: min(one.forward_s for one in each)
-        for op, each in zip(fixed.ops, seconds, strict=True)
-        for v in op.results
-    }
-    saving_ops = _saving_ops(made)
-    made.op_kept.extend(tuple(_kept(made, index, saving_ops, recompute_s)) for index in range(len(fixed.ops)))
+    made.op_kept.extend(saved_tensor_costs(made, [min(one.forward_s for one in each) for each in seconds]))
     return made
 
 
@@ -240,43 +215,6 @@ def _seconds(space: Space, op: Op, made: Strategy, share: float) -> _Seconds:
         return _Seconds(forward_s, 0.0, 0.0, host_s)
     backward_s = seconds.backward_s + collectives_s(made.collectives_backward, mesh)
     return _Seconds(forward_s, backward_s, seconds.weight_s, host_s)
-
-
-def _kept(
-    space: Space, index: int, saving_ops: dict[str, int], recompute_s: dict[str, float]
-) -> Iterator[SavedTensorCost]:
-    """This op's share of saved tensors. A storage that several ops save is split between them, so that the sum over ops
-    is never more than the bytes held."""
-    op = space.graph.ops[index]
-    if not any(value.grad for value in op.results):
-        return
-    mesh, values, found = space.mesh, space.values, space.strategies[index]
-    reads = saved(op, values, kernels(mesh))
-    if reads.auxiliary_bytes:
-        sizes = [float(reads.auxiliary_bytes // shards(made, mesh)) for made in found]
-        # A function of several ops may run only the cheapest of them again.
-        yield SavedTensorCost(np.array(sizes), 0.0 if ":" in op.target else recompute_s[op.name])
-    operands = op.operands()
-    columns = [(operands[i], [made.operands[i] for made in found]) for i in reads.operands]
-    columns += [(op.results[i].name, [made.results[i] for made in found]) for i in reads.results]
-    for name, layouts in columns:
-        if name in space.outside:
-            continue
-        value, share = values[name], saving_ops[space.bases[name]]
-        each = {layout: local_bytes(value.type.sizes, value.type.itemsize, layout, mesh) for layout in set(layouts)}
-        sizes = [each[layout] / share for layout in layouts]
-        yield SavedTensorCost(np.array(sizes), recompute_s.get(space.bases[name], np.inf) / share)
-
-
-def _saving_ops(space: Space) -> dict[str, int]:
-    """The number of ops that save each storage."""
-    counts: Counter[str] = Counter()
-    for op, found in space.each():
-        if any(value.grad for value in op.results):
-            counts.update(
-                space.bases[name] for name, _ in kept_values(op, found[0], space.values, space.outside, space.mesh)
-            )
-    return dict(counts)
 
 
 def conversions_s(space: Space, name: str, made: LayoutSet, wants: LayoutSet) -> Matrix:
