@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwright.errors import ClusterError, counted
+from meshwright.models.arguments import add_json, check_folder, write_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show.add_argument("cluster", help="a preset such as dgx-h100:4, devices such as h100:8, or a .toml file")
     show.add_argument("--sources", action="store_true", help="also print where each figure comes from")
     show.add_argument("--toml", action="store_true", help="print the TOML form instead")
+    add_json(show, "the number of devices and the tables of the TOML form")
     detect = actions.add_parser("detect", help="measure the machines of this torchrun job")
     detect.add_argument("--out", type=Path, default=Path("cluster.toml"), help="the file that rank 0 writes")
     detect.add_argument("--backend", choices=("gloo", "nccl"), default=None, help="default: nccl if there are GPUs")
@@ -73,10 +77,18 @@ def _show(args: argparse.Namespace) -> int:
     from meshwright.cluster.origins import FROM
     from meshwright.cluster.toml.write import write_cluster
 
+    if args.toml and args.json:
+        raise ClusterError("--toml and --json", "one of the two forms", "drop one of them")
+    check_folder("--json", args.json)
     cluster = load_cluster(args.cluster)
     if args.toml:
         print(write_cluster(cluster), end="")
         return 0
+    if args.json:
+        tables = tomllib.loads(write_cluster(cluster))
+        write_json(args.json, json.dumps({"devices": cluster.device_count} | tables, indent=1))
+        if args.json == "-":
+            return 0
     console = Console()
     console.print(_tree(cluster))
     left_out = [(figure, source) for figure, source in cluster.sources if source.startswith("left out")]

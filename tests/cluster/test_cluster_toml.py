@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -342,3 +344,17 @@ def test_show_says_what_a_file_leaves_out_before_the_table_of_collectives(
     assert main(["cluster", "show", str(tmp_path / "c.toml")]) == 0
     shown = capsys.readouterr().out
     assert shown.index("the file leaves out") < shown.index("collective")
+
+
+def test_show_has_the_same_tables_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cluster", "show", "dgx-h100:2", "--json"]) == 0
+    printed = capsys.readouterr().out
+    found = json.loads(printed)
+    assert found.pop("devices") == 16
+    assert found == tomllib.loads(write_cluster(load_cluster("dgx-h100:2")))
+    path = tmp_path / "cluster.json"
+    assert main(["cluster", "show", "dgx-h100:2", "--json", str(path)]) == 0
+    assert path.read_text() == printed
+    assert "dgx-h100:2: 16 devices" in capsys.readouterr().out, "the tree is printed beside a file"
+    assert main(["cluster", "show", "dgx-h100:2", "--json", "--toml"]) == 2
+    assert main(["cluster", "show", "dgx-h100:2", "--json", str(tmp_path / "none" / "cluster.json")]) == 2
