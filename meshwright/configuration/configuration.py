@@ -53,7 +53,8 @@ class Configuration:
     fused: chains of elementwise ops are single kernels.
     separate: queries, keys and values, and the two products of a gated MLP, are products of their own.
     repeats: keys and values are repeated for all heads of queries before attention.
-    context: how attention sees the whole sequence under cp; `pieces` as PyTorch does, one rank's keys after the other.
+    context: how attention sees the whole sequence under cp. A `ring` exchanges blocks of keys and values while it
+        attends, `all_gather` gathers them before; `pieces` as PyTorch does, one rank's keys after the other.
     stage_layers: layers of each stage, in order.
     recomputed: how many layers of each stage are recomputed where not all are.
     offload: the share of the optimizer that lives on the host, by stage; offload_overlap: which share of its copies

@@ -223,7 +223,8 @@ class Layers:
     def _context(self, block: Block, heads: int, key_heads: int, size: int, value_size: int) -> None:
         """PyTorch's `context_parallel` sees keys and values of all heads (torchtitan's model repeats them before) and
         returns their gradients in float32. It gathers while it attends to its own keys, and passes gradients on while
-        it attends to the next ones."""
+        it attends to the next ones. A ring passes keys and values on, and their gradients with them, while it attends
+        to all blocks but the last. `all_gather` waits for both."""
         given = self.given
         if given.cp == 1:
             return
@@ -240,9 +241,10 @@ class Layers:
             for backward in (False, True):
                 block.moves("cp", "all_to_all", pair + 2 * each * heads * size, backward)
             return
-        block.moves("cp", "all_gather", pair * given.cp)
-        block.moves("cp", "all_gather", pair * given.cp, backward=True)
-        block.moves("cp", "reduce_scatter", pair * given.cp, backward=True)
+        whole, behind = pair * given.cp, 1 - 1 / given.cp if given.context == "ring" else 0.0
+        block.moves("cp", "all_gather", whole, behind_attention=behind)
+        block.moves("cp", "all_gather", whole, backward=True, behind_attention=behind / 2)
+        block.moves("cp", "reduce_scatter", whole, backward=True, behind_attention=behind / 2)
 
     def _mlp(self, block: Block, x: Value, ffn: int) -> Value:
         model, width = self.model, self._share(ffn)

@@ -35,7 +35,11 @@ USUAL = {
 """Names, and (an example, what it says)."""
 
 OTHERS = {
-    "context": ("context=ring", "how attention sees all positions under cp: ring, all_gather, all_to_all, pieces"),
+    "context": (
+        "context=ring",
+        "how attention sees all positions under cp: ring exchanges keys and values while it attends, all_gather "
+        "gathers them before; all_to_all, pieces",
+    ),
     "overlap": ("overlap=0.5", "share of gathers and reductions that overlaps compute"),
     "tp_overlap": ("tp_overlap=0.5", "share of backward's collectives of tp that overlaps weights' gradients"),
     "tp_pipelined": ("tp_pipelined=0.5", "share of all collectives of tp that overlaps the products they belong to"),

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 import meshwright as mw
-from meshwright.cluster import load_cluster
+from meshwright.cluster import collective_s, load_cluster
 from meshwright.cluster.profile_load import device_of
 from meshwright.configuration import Configuration, Transformer, predict_configuration
 from meshwright.configuration.block import Block
 from meshwright.configuration.configuration import configured
 from meshwright.configuration.framework import PLAIN, Framework
 from meshwright.configuration.layers import Layers
+from meshwright.configuration.replicas import steps_of
 from meshwright.configuration.step import Step
 from meshwright.configuration.transformer import transformer_of
 from meshwright.cost.op.narrow import narrow_linear_s, narrow_relief
@@ -152,6 +153,36 @@ def test_context_parallelism_in_pieces_gathers_all_heads_while_it_attends_to_its
         for kind in ("all_gather", "pieces")
     )
     assert whole < joined < 1.3 * whole
+
+
+def test_a_ring_hides_behind_attention_and_a_gather_does_not() -> None:
+    """A rank attends to all blocks but the last while others are on their way: of long sequences nothing is left of
+    the exchange, of short ones attention's seconds are taken off it."""
+    model = Transformer(layers=2, hidden=1024, heads=8, kv_heads=2, ffn=4096, vocab=1000, seq=4096, gated=True)
+    gather, ring = (
+        [one for one in Layers(model, Configuration(cp=4, context=kind)).layer().moved if one.axis == "cp"]
+        for kind in ("all_gather", "ring")
+    )
+    assert [(one.kind, one.bytes, one.backward) for one in ring] == [(a.kind, a.bytes, a.backward) for a in gather]
+    assert [one.behind_attention for one in gather] == [0.0, 0.0, 0.0]
+    hidden = [sum(one.behind_attention for one in ring if one.backward == backward) for backward in (False, True)]
+    assert hidden == [0.75, 0.75]
+    cluster, given = load_cluster("dgx-h100:2"), Configuration(cp=16, context="ring")
+    exposed = {}
+    for seq in (8192, 131072):
+        step = steps_of(replace(model, seq=seq), given, cluster)[0]
+        cost, axis = step.blocks["dense"], step.meshes.axis("cp")
+        moved = [one for one in cost.moved if not one.backward]
+        whole_s = sum(collective_s(one.kind, one.bytes, axis) for one in moved)
+        exposed[seq] = step._moved_s(cost, False, step.meshes)[0]
+        assert exposed[seq] == pytest.approx(max(0.0, whole_s - 15 / 16 * cost.attention_s[0]))
+    assert exposed[8192] > exposed[131072] == 0.0
+    pins = ("cp=16", "zero=3")
+    ring_s, gather_s = (
+        mw.price("llama3-8b?seq=32768", "dgx-h100:2", (*pins, f"context={kind}"), global_batch=1).step_s
+        for kind in ("ring", "all_gather")
+    )
+    assert ring_s < 0.95 * gather_s
 
 
 def test_what_arrives_at_experts_is_sorted_and_sorted_back() -> None:
