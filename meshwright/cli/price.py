@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from meshwright.cli.options import PRECISIONS, assumed_batch, check_batch
     from meshwright.cluster import load_cluster
-    from meshwright.configuration.configuration import described, gives_batch
+    from meshwright.configuration.configuration import dealt, described, gives_batch
     from meshwright.configuration.price import priced
     from meshwright.configuration.replicas import predicted, tightest
     from meshwright.configuration.transformer import transformer_of
@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
             "configuration": asdict(given) | {"microbatches": given.microbatches},
             "predicted": asdict(found),
             "device": device.name,
+            "run_layers": steps[0].run_layers,
             "peak_bytes": held,
             "limit_bytes": limit,
             "fits": held <= limit,
@@ -77,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
     cut = counted(given.microbatches, "micro-batch")
     print(f"({cut} of a batch of {given.global_batch})")
     print(f"  {described(given, pins)}")
+    if given.pp > 1:
+        print(f"  layers  {dealt(given, steps[0].run_layers)}")
     print(f"  step    {show_seconds(found.step_s)}, {rate:,.0f} tokens/s per device")
     print(f"  memory  {show_bytes(held)} of {show_bytes(limit)}{fullest}", end="")
     hosted = f" and {show_bytes(found.host_bytes)} of the host's memory for each device" if found.host_bytes else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any
@@ -216,7 +216,8 @@ _OF_AXES = {
     "context": "cp",
 }
 """What says something only where an axis is 2 or more."""
-_SPELLINGS = {"batch": "global_batch"}
+_SPELLINGS = {"batch": "global_batch", "layers": "stage_layers"}
+"""Words of `meshwright plan` for the same."""
 _TYPES = {one.name: str(one.type) for one in fields(Configuration)}
 
 
@@ -297,6 +298,17 @@ def described(given: Configuration, pins: Iterable[str]) -> str:
 
 
 def gives_batch(pins: Iterable[str]) -> bool:
+def dealt(given: Configuration, run_layers: Sequence[int]) -> str:
+    """How many layers each stage has, or each run of them where they are interleaved, and who said so."""
+    counts = "+".join(map(str, run_layers))
+    if given.vpp > 1:
+        return f"{counts}, dealt evenly in runs that go round {given.pp} stages"
+    if given.stage_layers:
+        return f"{counts}, as pinned"
+    more = "" if given.pp == 2 else "+..."
+    return f"{counts}, dealt evenly, where `plan` weighs them with the embedding and the head; --pin layers=N+N{more}"
+
+
     """Whether one of the pins is the batch."""
     return any(_SPELLINGS.get(key, key) == "global_batch" for key, _ in map(pin_parts, pins))
 

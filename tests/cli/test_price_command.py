@@ -69,6 +69,35 @@ def test_a_size_that_does_not_divide_is_named(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("pins", "said", "run_layers"),
+    [
+        (("pp=2",), "  layers  4+4, dealt evenly, where `plan` weighs them", [4, 4]),
+        (("pp=2", "layers=5+3"), "  layers  5+3, as pinned\n", [5, 3]),
+        (("pp=2", "stage_layers=5+3"), "  layers  5+3, as pinned\n", [5, 3]),
+        (("pp=2", "vpp=2"), "  layers  2+2+2+2, dealt evenly in runs that go round 2 stages\n", [2, 2, 2, 2]),
+        (("zero=3",), "", [8]),
+    ],
+)
+def test_how_layers_are_dealt_is_said(
+    pins: tuple[str, ...], said: str, run_layers: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["price", "gpt?layers=8", "--cluster", "h100:2", *(word for pin in pins for word in ("--pin", pin))]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert said in shown
+    assert ("\n  layers  " in shown) == bool(said)
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["run_layers"] == run_layers
+
+
+def test_the_layers_of_plan_are_one_pin_with_stage_layers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*GIVEN, "--pin", "pp=2", "--pin", "layers=20+12", "--pin", "stage_layers=18+14"]) == 2
+    assert "pins stage_layers=20+12 and stage_layers=18+14" in capsys.readouterr().err
+    assert main([*GIVEN, "--pin", "pp=2", "--pin", "layers=20+13"]) == 2
+    assert "numbers whose sum is 32" in capsys.readouterr().err
+
+
 def test_the_answer_as_json_is_what_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*GIVEN, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
