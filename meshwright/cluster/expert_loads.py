@@ -24,7 +24,8 @@ class ExpertLoad(NamedTuple):
 def busiest_rank(tokens: float, topk: float, experts: float, ranks: float, skew: float) -> ExpertLoad:
     """experts: of each rank. skew: exponent of the power law that loads of experts follow; 0 if they are equal.
 
-    Loads are the law's quantiles. The busiest rank has the busiest expert; its others are taken to be average.
+    Loads are the law's quantiles. Equal loads are not its limit at 0, where loads of all sizes are as frequent. The
+    busiest rank has the busiest expert; its others are taken to be average.
     """
     rows, total = tokens * topk, round(experts * ranks)
     if not skew:

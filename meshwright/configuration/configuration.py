@@ -68,7 +68,8 @@ class Configuration:
         and waits for both; ranks of tp send a part each, which the receivers gather.
     clipped: before the optimizer gradients are scaled in their whole buffer and clipped by their norm, after it the
         buffer is zeroed.
-    skew: exponent of the power law that loads of experts follow, of which no row is dropped; 0 where they are equal.
+    skew: exponent of the power law that loads of experts follow, of which no row is dropped. 0 stands for equal loads
+        and is not the law's limit: near 0 the busiest expert has about twice the mean.
     casts: kernels of their own cast to float8, which compiled code does in others.
     """
 
@@ -297,7 +298,6 @@ def described(given: Configuration, pins: Iterable[str]) -> str:
     return " ".join(f"{name}={shown(getattr(given, name))}" for name in said if name not in axes)
 
 
-def gives_batch(pins: Iterable[str]) -> bool:
 def dealt(given: Configuration, run_layers: Sequence[int]) -> str:
     """How many layers each stage has, or each run of them where they are interleaved, and who said so."""
     counts = "+".join(map(str, run_layers))
@@ -309,6 +309,7 @@ def dealt(given: Configuration, run_layers: Sequence[int]) -> str:
     return f"{counts}, dealt evenly, where `plan` weighs them with the embedding and the head; --pin layers=N+N{more}"
 
 
+def gives_batch(pins: Iterable[str]) -> bool:
     """Whether one of the pins is the batch."""
     return any(_SPELLINGS.get(key, key) == "global_batch" for key, _ in map(pin_parts, pins))
 

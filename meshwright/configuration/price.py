@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from meshwright.cluster import Cluster, load_cluster
-from meshwright.configuration.configuration import configured
+from meshwright.configuration.configuration import Configuration, configured
 from meshwright.configuration.replicas import predicted, steps_of
 from meshwright.configuration.step import Step
 from meshwright.configuration.transformer import Transformer, transformer_of
@@ -44,9 +44,21 @@ def priced(
     devices = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     texts = tuple(map(_text, pins.items())) if isinstance(pins, Mapping) else pin_texts(pins)
     given = configured(texts, devices.device_count, global_batch)
-    if given.skew and described.experts < 2:
-        raise PlanError(f"pin skew={given.skew:g} of a model without experts", "a mixture of experts", "drop the pin")
+    if given.skew:
+        _check_skew(given, described)
     return steps_of(described, given, devices)
+
+
+def _check_skew(given: Configuration, model: Transformer) -> None:
+    """Refuses a skew where no rank can have more rows than another."""
+    pin = f"pin skew={given.skew:g}"
+    if model.experts < 2:
+        raise PlanError(f"{pin} of a model without experts", "a mixture of experts", "drop the pin")
+    if given.ep == 1:
+        raise PlanError(f"{pin} with ep=1", "ep=2 or more: a rank with all experts has all rows", "drop or change one")
+    if model.top == model.experts:
+        every = f"{pin} where each token goes to all of {model.experts} experts"
+        raise PlanError(every, "more experts than a token goes to: these loads are equal", "drop the pin")
 
 
 def _text(pin: tuple[str, object]) -> str:

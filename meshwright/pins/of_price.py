@@ -63,8 +63,12 @@ OTHERS = {
     "separate": ("separate=on", "queries, keys, values, and the products of a gated MLP, are products of their own"),
     "repeats": ("repeats=on", "keys and values are repeated for all heads of queries before attention"),
     "casts": ("casts=off", "casts to float8 have no kernels of their own"),
-    "skew": ("skew=1.2", "exponent of the power law that loads of experts follow; 0 where they are equal"),
-    "stage_layers": ("stage_layers=13+11", "layers of each stage"),
+    "skew": (
+        "skew=1.2",
+        "exponent of the power law that loads of experts follow under ep; 0: equal loads, which no law near 0 comes to "
+        "(0.01 has a busiest expert of about twice the mean)",
+    ),
+    "stage_layers": ("stage_layers=13+11", "layers of each stage, dealt evenly unless given; the same as layers=13+11"),
     "recomputed": ("recomputed=4+0", "how many layers of each stage are recomputed"),
     "in_turn": ("in_turn=on", "stages hand over as in DeepSpeed, one message at a time"),
 }

@@ -65,6 +65,8 @@ def test_pins_are_given_in_any_form() -> None:
         ("llama3-8b", ("vpp=2",), "pins pp=1 and vpp=2"),
         ("llama3-8b", ("sp=on",), "pins tp=1 and sp=on"),
         ("llama3-8b", ("skew=0.5",), "skew=0.5 of a model without experts"),
+        ("mixtral-8x7b", ("skew=0.5",), "skew=0.5 with ep=1"),
+        ("moe?experts=4&top=4", ("skew=0.5", "ep=2"), "skew=0.5 where each token goes to all of 4 experts"),
     ],
 )
 def test_impossible_configurations_are_refused_by_name(model: str, pins: tuple[str, ...], words: str) -> None:
