@@ -7,6 +7,7 @@ what was expected and what to do; 130 stopped by Ctrl-C (`plan` has then given i
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import signal
 import sys
@@ -57,8 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"meshwright: interrupted{f': {stopped}' if str(stopped) else ''}", file=sys.stderr)
         return 130
     finally:
-        if argv is None and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is left but to end, which Ctrl-C does at once
+        if argv is None:
+            gc.freeze()  # nothing is left but to end: a last look for garbage took as long as a small search
+            if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)  # which Ctrl-C does at once
 
 
 def parser_for(called: str | None) -> argparse.ArgumentParser:
