@@ -27,6 +27,7 @@ class Rate:
     bandwidth: float
 
 
+@CACHES.memoized(maxsize=1 << 10)
 def inner_rate(mesh: Mesh) -> Rate:
     """The rate between ranks of one mesh, over its slowest links."""
     hops = [hop for axis in (*mesh.axes, *mesh.flat) for hops in axis.kinds for hop in hops]
@@ -46,12 +47,26 @@ def hand_over_s(
     return least_s(bytes_, source[0].world_size, target[0].world_size, pieces, between, inner_rate(target[0]))
 
 
-@CACHES.memoized(maxsize=1 << 14)
+_known: dict[object, float] = CACHES.own({})
+MOST_KNOWN = 1 << 14
+"""Seconds that are remembered: many pairs of stages are alike."""
+
+
 def route_s(
     shape: tuple[int, ...], itemsize: int, source: tuple[Mesh, Layout], target: tuple[Mesh, Layout], between: Rate
 ) -> float:
-    pair = pair_of(frozenset(source[0].ranks), between, inner_rate(target[0]))
-    return route(shape, Side(*source), Side(*target), itemsize, pair).seconds(itemsize, pair)
+    """Seconds of the cheapest route. They do not depend on which ranks the meshes have, only on which they share."""
+    (mesh, layout), (other, wanted) = source, target
+    places = {rank: place for place, rank in enumerate(mesh.ranks)}
+    shared = tuple((places[rank], place) for place, rank in enumerate(other.ranks) if rank in places)
+    inner = inner_rate(other)
+    key = shape, itemsize, mesh.sizes, layout, other.sizes, wanted, shared, between, inner
+    if key not in _known:
+        if len(_known) >= MOST_KNOWN:
+            _known.clear()
+        pair = pair_of(frozenset(mesh.ranks), between, inner)
+        _known[key] = route(shape, Side(*source), Side(*target), itemsize, pair).seconds(itemsize, pair)
+    return _known[key]
 
 
 def pair_of(sources: frozenset[int], between: Rate, inner: Rate) -> Pair:
