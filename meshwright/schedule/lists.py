@@ -65,14 +65,16 @@ class _Body:
 
     def _task(self, task: Task) -> list[Instruction]:
         segments = self.pipeline.runs[task.run].segments
-        if task.kind == "forward":
-            return [one for segment in segments for one in self._compute(task, segment)]
         found: list[Instruction] = []
         late: list[Instruction] = []
+        if task.kind == "forward":
+            for segment in segments:
+                self._compute(task, segment, found)
+            return found
         # Once the gradients that a stage before waits for have been sent; at once where none does.
         waited = task.kind == "backward" and any(segment in self.returns for segment in segments)
         for segment in reversed(segments):
-            found += self._compute(task, segment)
+            self._compute(task, segment, found)
             if task.kind != "backward_input":
                 self.left[segment] -= 1
                 reduces = [] if self.left[segment] else [Instruction("reduce", segment)]
@@ -80,21 +82,21 @@ class _Body:
                 found += [] if waited else reduces
         return found + late
 
-    def _compute(self, task: Task, segment: int) -> Iterator[Instruction]:
+    def _compute(self, task: Task, segment: int, found: list[Instruction]) -> None:
         again = segment in self.pipeline.regathered and task.kind != "backward_weight"
         if again:
-            yield Instruction("gather", segment)
+            found.append(Instruction("gather", segment))
         if segment in self.pipeline.recomputed and task.kind in ("backward", "backward_input"):
-            yield Instruction("recompute", segment, task.microbatch)
-        yield Instruction(task.kind, segment, task.microbatch)
+            found.append(Instruction("recompute", segment, task.microbatch))
+        found.append(Instruction(task.kind, segment, task.microbatch))
         if again:
-            yield Instruction("free", segment)
+            found.append(Instruction("free", segment))
         if task.kind == "forward":
             for hop in self.sends.get(segment, ()):
-                yield Instruction("send", hop.segment, task.microbatch, hop.target)
+                found.append(Instruction("send", hop.segment, task.microbatch, hop.target))
         elif task.kind != "backward_weight":
             for hop in self.returns.get(segment, ()):
-                yield Instruction("send_gradient", hop.segment, task.microbatch, hop.source)
+                found.append(Instruction("send_gradient", hop.segment, task.microbatch, hop.source))
 
 
 @dataclass(frozen=True, slots=True)

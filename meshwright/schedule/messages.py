@@ -132,7 +132,7 @@ class _Reader:
             raise VerifyError(f"`{one}` on stage {self.stage} has no gradient to send", "a reader's backward before")
 
     def _returned(self, segment: int, microbatch: int) -> bool:
-        return any((kind, segment, microbatch) in self.done for kind in ("backward", "backward_input"))
+        return ("backward", segment, microbatch) in self.done or ("backward_input", segment, microbatch) in self.done
 
     def _forward(self, one: Instruction, segment: int, microbatch: int) -> None:
         for maker in self.makers.get(segment, ()):
@@ -143,7 +143,7 @@ class _Reader:
                         f"`{one}` reads segment {maker}'s value", f"`receive {maker} mb{microbatch}` first"
                     )
                 self._wait(arrived)
-            elif not any((kind, maker, microbatch) in self.done for kind in ("forward", "pass")):
+            elif ("forward", maker, microbatch) not in self.done and ("pass", maker, microbatch) not in self.done:
                 raise VerifyError(f"`{one}` reads segment {maker}'s value", f"`forward {maker} mb{microbatch}` first")
 
     def _backward(self, one: Instruction, segment: int, microbatch: int) -> None:

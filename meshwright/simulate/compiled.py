@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from meshwright.plan import Instruction
-from meshwright.plan.instruction import AWAY, BACKWARDS, RECEIVES, SENDS
+from meshwright.plan.instruction import AWAY, BACKWARDS, NESTED, PER_MICROBATCH, RECEIVES, SENDS
 from meshwright.schedule.messages import Messages
 from meshwright.simulate.costs import FREE, Costs, SegmentCost, Transfer
 
@@ -87,7 +87,10 @@ class Compiled:
         return len(self.seconds) - 1
 
 
-def compile_lists(lists: Sequence[Sequence[Instruction]], costs: Costs, messages: Messages) -> Compiled:
+def compile_lists(
+    lists: Sequence[Sequence[Instruction]], costs: Costs, messages: Messages, spans: bool = True
+) -> Compiled:
+    """spans: each action has the index of its own instruction. Else actions that only differ in it are one object."""
     made = Compiled([], [0] * len(lists), [0.0] * len(lists), [{} for _ in lists])
     last = _last(lists) if costs.last is not None else None
     for segment, stage in messages.stage_of.items():
@@ -101,7 +104,7 @@ def compile_lists(lists: Sequence[Sequence[Instruction]], costs: Costs, messages
         made.names.append(("gradient" if gradient else "value", segment, microbatch))
         made.lanes.append((source, target))
     for stage, instructions in enumerate(lists):
-        made.actions.append(_Stage(stage, instructions, costs, messages, made, last).compile())
+        made.actions.append(_Stage(stage, instructions, costs, messages, made, last, spans).compile())
     return made
 
 
@@ -118,6 +121,7 @@ class _Stage:
         messages: Messages,
         made: Compiled,
         last: int | None,
+        spans: bool,
     ) -> None:
         self.stage, self.instructions, self.costs, self.messages, self.made = stage, instructions, costs, messages, made
         self.last = last
@@ -136,16 +140,27 @@ class _Stage:
         self.left: set[int] = set()
         self.unread: set[int] = set()
         self.summing: set[int] = set()
+        self.known: dict[object, list[Action]] = {}
+        apart = spans or stage in costs.cores or any(one.kind in (*AWAY, *NESTED) for one in instructions)
+        self.steady = set[int]() if apart else {s for s in self.made_by if s is not None and self._is_steady(s, counts)}
         own = [segment for segment, at in messages.stage_of.items() if at == stage]
         self.step_s = sum(costs.segments[segment].step_s for segment in own)
         self.hosted = [segment for segment in own if costs.segments[segment].state_bytes]
         made.host_s[stage] = sum(costs.segments[segment].step_host_s for segment in own)
 
+    def _is_steady(self, segment: int, counts: Counter[tuple[str, int | None]]) -> bool:
+        """Whether its runs in different micro-batches differ in their messages alone, the first and last one aside."""
+        again = counts["recompute", segment]
+        return self.gathers.get(segment, 0) <= 1 and again in (0, self.made_by[segment])
+
     def compile(self) -> list[Action]:
         found: list[Action] = []
+        waiting = self.messages.waits[self.stage]
         for index, one in enumerate(self.instructions):
-            waits = self.messages.waits[self.stage].get(index, ())
-            if one.kind in SENDS or one.kind in RECEIVES:
+            waits = waiting.get(index, ())
+            if one.segment in self.steady and one.kind in PER_MICROBATCH:
+                found += self._repeated(one, index, waits)
+            elif one.kind in SENDS or one.kind in RECEIVES:
                 found += self._transfer(one, index, self.messages.own[self.stage][index], waits)
             elif one.kind == "step":
                 found += self._step(index)
@@ -270,19 +285,45 @@ class _Stage:
         takes = cost.offloaded_bytes if one.kind == "fetch" else 0
         return [Action(LANE, index, takes=takes, job=self.away[key], lane_s=cost.away_s)]
 
+    def _repeated(self, one: Instruction, index: int, waits: tuple[int, ...]) -> list[Action]:
+        """`_compute` of a steady segment: where nothing is waited for, what another micro-batch has done already."""
+        segment = one.segment
+        assert segment is not None
+        last = one.microbatch == self.last
+        if waits or index == self.ends[segment]:
+            return self._compute(one, index, waits)
+        key = one.kind, segment, last, self.gathering.get(segment)
+        if key in self.known:
+            self._launch(one, self.costs.at(last).segments[segment])
+            return self.known[key]
+        backward = one.kind in BACKWARDS
+        differs = segment in self.early or (backward and segment not in self.summing)
+        made = self._compute(one, index, waits)
+        if not differs and not (backward and self.costs.segments[segment].reduce_per_microbatch_s):
+            self.known[key] = made
+        return made
+
+    def _launch(self, one: Instruction, cost: SegmentCost) -> None:
+        """What the host takes to launch a run."""
+        if one.kind in ("forward", "pass"):
+            self.made.host_s[self.stage] += cost.forward_host_s
+        elif one.kind == "recompute":
+            self.made.host_s[self.stage] += cost.recompute_host_s
+        elif one.kind != "backward_weight":
+            self.made.host_s[self.stage] += cost.backward_host_s
+
     def _compute(self, one: Instruction, index: int, waits: tuple[int, ...]) -> list[Action]:
         assert one.segment is not None
         cost = self.costs.at(one.microbatch == self.last).segments[one.segment]
+        self._launch(one, cost)
         jobs = (self.gathering[one.segment],) if one.segment in self.gathering else ()
         arrived, takes = self._arrived(waits), -self.early.pop(one.segment, 0)
         if one.kind in ("forward", "pass"):
-            self.made.host_s[self.stage] += cost.forward_host_s
             takes += cost.resident_bytes + cost.offloaded_bytes - arrived if one.kind == "forward" else 0
             works, moving = cost.forward_transient_bytes, _share(cost.forward_comm_s, cost.forward_s)
             wire_s = min(cost.forward_wire_s, cost.forward_s)
             return [Action(COMPUTE, index, cost.forward_s, waits, -1, takes, works, 0, moving, wire_s, jobs)]
         if one.kind == "recompute":
-            self.made.host_s[self.stage] += cost.recompute_host_s
             works = cost.backward_transient_bytes - cost.restored
             return [Action(COMPUTE, index, cost.recompute_s, waits, -1, takes + cost.restored, works, jobs=jobs)]
         if (one.segment, one.microbatch) in self.away:
@@ -312,7 +353,6 @@ class _Stage:
             gives -= cost.gradient_bytes  # while it lasts they are among its transients
         seconds, moving, wire_s = _backward_s(one.kind, cost), 0.0, 0.0
         if one.kind != "backward_weight":
-            self.made.host_s[self.stage] += cost.backward_host_s
             moving, wire_s = _share(cost.backward_comm_s, seconds), min(cost.backward_wire_s, seconds)
         made = Action(COMPUTE, index, seconds, after[0], -1, takes, works, gives, moving, wire_s, after[1])
         if one.kind == "backward_input" or not cost.reduce_grads_s:

@@ -46,7 +46,7 @@ def simulate(
     `messages`: of these lists, where they are known already."""
     found = read_messages(lists, reads) if messages is None else messages
     costs.check(len(lists), len(found.stage_of))
-    compiled = compile_lists(lists, costs, found)
+    compiled = compile_lists(lists, costs, found, spans)
     player = _Player(compiled, spans)
     player.run(lists)
     device_s = max(player.clock)
@@ -214,9 +214,10 @@ class _Player:
         """Bytes held after each change. A buffer that a message gives back is free before what begins then."""
         returned = [*self.returned[stage], *(one for lane in self.lanes[stage] for one in lane.returned())]
         changes = [(0.0, self.compiled.static_bytes[stage]), *returned, *self.memory[stage]]
-        times = np.array([change[0] for change in changes])
+        when, sizes_then = zip(*changes, strict=True)
+        times = np.array(when)
         order = np.argsort(times, kind="stable")
-        sizes = np.array([change[1] for change in changes], dtype=np.int64)[order]
+        sizes = np.array(sizes_then, dtype=np.int64)[order]
         return times[order], np.cumsum(sizes)
 
     def kept(self) -> Spans:

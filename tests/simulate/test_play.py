@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from itertools import pairwise
 from math import nan
 from pathlib import Path
@@ -218,6 +219,50 @@ def test_memory_is_what_the_formula_says(stages: int, microbatches: int, data: s
         running = max(a + b for a, b in zip(prefix, transients, strict=True))
         expected = sum(cost.static_bytes for cost in own) + (flying - 1) * whole + max(running, whole)
         assert found.stages[stage].peak_bytes == expected
+
+
+@st.composite
+def segment_costs(draw: st.DrawFn) -> SegmentCost:
+    seconds, size = st.integers(1, 9).map(float), st.integers(0, 50)
+    figures = [draw(seconds) for _ in range(6)], [draw(size) for _ in range(4)]
+    gathers_s, reductions_s = figures[0][3:5]
+    return SegmentCost(
+        *figures[0],
+        draw(st.sampled_from([0.0, reductions_s, gathers_s + reductions_s])),
+        *figures[1],
+        recompute_s=draw(seconds),
+        gradient_bytes=draw(size),
+        restored_bytes=draw(st.none() | size),
+        rest_bytes=draw(st.none() | st.integers(0, figures[1][1])),
+        added_bytes=draw(size),
+        pending_grad_bytes=draw(size),
+        forward_wire_s=draw(seconds),
+        backward_wire_s=draw(seconds),
+        backward_comm_s=draw(seconds),
+        reduce_per_microbatch_s=draw(st.sampled_from([0.0, reductions_s])),
+        grad_buckets=draw(st.integers(1, 3)),
+        forward_host_s=draw(seconds),
+        backward_host_s=draw(seconds),
+        recompute_host_s=draw(seconds),
+        prefetched_param_bytes=draw(size),
+    )
+
+
+@given(st.sampled_from(list(ORDERS)), st.integers(1, 3), st.integers(1, 5), st.booleans(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_step_is_the_same_without_its_spans(
+    schedule: str, stages: int, microbatches: int, smaller: bool, data: st.DataObject
+) -> None:
+    """Without spans, equal runs of different micro-batches are one action."""
+    costs = data.draw(st.lists(segment_costs(), min_size=2 * stages, max_size=2 * stages))
+    some = st.frozensets(st.integers(0, 2 * stages - 1))
+    gathered, recomputed = data.draw(some), data.draw(some)
+    options = {"gathered": gathered, "regathered": gathered & data.draw(some), "recomputed": recomputed}
+    made = pipeline(range(2, 2 * stages + 1, 2), microbatches, **options)
+    every = Costs(costs, overlap=True, last=Costs(costs[::-1]) if smaller else None)
+    found = lists(made, ORDERS[schedule](made))
+    spanned = simulate(found, every)
+    assert replace(spanned, spans=None) == simulate(found, every, spans=False)
 
 
 def test_recomputation_begins_before_the_gradient_comes() -> None:
