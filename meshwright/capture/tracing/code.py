@@ -88,8 +88,10 @@ def _functions_in(value: Any, kinds: set[type]) -> Iterator[FunctionType]:
             yield value
         return
     kind = value if isinstance(value, type) else type(value)
-    if kind not in kinds and not is_installed(kind.__module__) and not issubclass(kind, nn.Module):
-        kinds.add(kind)
+    if kind in kinds:
+        return
+    kinds.add(kind)
+    if not is_installed(kind.__module__) and not issubclass(kind, nn.Module):
         yield from (held for held in vars(kind).values() if isinstance(held, FunctionType))
 
 
