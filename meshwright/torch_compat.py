@@ -55,6 +55,14 @@ def fake_tensor(
         return torch.empty(shape, dtype=dtype, device=device, memory_format=lies)
 
 
+def fake_parameter(shape: tuple[int, ...], dtype: torch.dtype, mode: FakeTensorMode, requires_grad: bool) -> Tensor:
+    """A fake tensor that is an `nn.Parameter`. Making one of a tensor that exists would detach it first, at twice the
+    time."""
+    made = fake_tensor(shape, dtype, mode).requires_grad_(requires_grad)
+    made._is_param = True  # type: ignore[attr-defined]
+    return made
+
+
 def fake_like(value: Any, sizes: list[int], strides: list[int]) -> Tensor:
     """A fake tensor of the same mode, dtype and device as another one."""
     with value.fake_mode:

@@ -89,6 +89,20 @@ def test_symbols_have_a_value_at_each_batch() -> None:
     assert not torch_compat.has_unbacked_symbol(size)
 
 
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_a_fake_parameter_is_what_torch_makes(requires_grad: bool) -> None:
+    mode = torch_compat.fake_mode()
+    made = torch_compat.fake_parameter((4, 3), torch.bfloat16, mode, requires_grad)
+    known = nn.Parameter(torch_compat.fake_tensor((4, 3), torch.bfloat16, mode), requires_grad=requires_grad)
+    assert isinstance(made, nn.Parameter)
+    assert made.requires_grad is known.requires_grad is requires_grad
+    assert made.is_leaf
+    assert vars(made).keys() == vars(known).keys()
+    module = nn.Module()
+    module.weight = made
+    assert dict(module.named_parameters()) == {"weight": made}
+
+
 def test_a_fake_like_another_has_its_own_sizes() -> None:
     one = torch_compat.fake_tensor((2, 3), torch.bfloat16, torch_compat.fake_mode())
     other = torch_compat.fake_like(one, [4, 5], [1, 4])

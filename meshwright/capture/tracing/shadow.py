@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from meshwright.capture.precision import Precision, dtype_in
 from meshwright.capture.tracing.code import held_in, places_in
-from meshwright.torch_compat import FakeMode, fake_tensor, forward_hooks
+from meshwright.torch_compat import FakeMode, fake_parameter, fake_tensor, forward_hooks
 
 
 def shadow_of(
@@ -27,8 +27,8 @@ def shadow_of(
     """
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
-        fake = fake_tensor(tuple(parameter.shape), dtype_in(parameter, precision), mode)
-        memo[id(parameter)] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
+        made = tuple(parameter.shape), dtype_in(parameter, precision), mode
+        memo[id(parameter)] = fake_parameter(*made, requires_grad=parameter.requires_grad)
     for tensor in (*model.buffers(), *_made(model)):
         memo[id(tensor)] = fake_tensor(tuple(tensor.shape), dtype_in(tensor, precision), mode)
     with warnings.catch_warnings():
