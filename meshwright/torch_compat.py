@@ -59,7 +59,7 @@ def fake_parameter(shape: tuple[int, ...], dtype: torch.dtype, mode: FakeTensorM
     """A fake tensor that is an `nn.Parameter`. Making one of a tensor that exists would detach it first, at twice the
     time."""
     made = fake_tensor(shape, dtype, mode).requires_grad_(requires_grad)
-    made._is_param = True  # type: ignore[attr-defined]
+    made._is_param = True
     return made
 
 

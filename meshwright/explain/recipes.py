@@ -86,7 +86,8 @@ def baselines(
         searched = {way: _candidates(program, cluster, (*way, *cut), setting) for way in ways}
         best, met = _best(name, searched, limit)
         if met is not None and (compile or _is_cheap(best, limit)):
-            plan = predicted(replace(draft(program, cluster, met.chain, met.shardings), compile=compile), program)
+            plan = replace(draft(program, cluster, met.chain, met.shardings), compile=compile)
+            plan = predicted(plan, program, listed=name == "DDP")  # its collectives are those of a server
             ddp = ddp or (plan if name == "DDP" else None)
             best = _priced(best, plan, limit)
         found.append(best)

@@ -58,12 +58,15 @@ def predict(plan: Plan, program: Program) -> Prediction:
     return predicted(plan, program).predicted
 
 
-def predicted(plan: Plan, program: Program) -> Plan:
-    """The plan with its Prediction, and with the order of a searched schedule."""
+def predicted(plan: Plan, program: Program, listed: bool = True) -> Plan:
+    """The plan with its Prediction, and with the order of a searched schedule. listed: with its collectives."""
     if len(plan.stages) > 1:
-        return _listed(pipeline_predicted(plan, program)[0], program)
+        made = pipeline_predicted(plan, program)[0]
+        return _listed(made, program) if listed else made
     one = play(plan, program)
     found = _one_stage(plan, program, one)
+    if not listed:
+        return replace(plan, predicted=found)
     collectives = traffic.collectives_of(plan, program)
     spent_s = collectives_s(collectives, plan.mesh)
     return replace(plan, predicted=replace(found, collectives=collectives, communication_s=spent_s))
