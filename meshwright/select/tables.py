@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.errors import ProblemError
-from meshwright.select.elimination import Filled, Order, TooWideError, plan
+from meshwright.select.elimination import Filled, Order, TooWideError, least_of_each, plan
 from meshwright.select.problem import Floats, Problem
 
 
@@ -65,6 +65,10 @@ class TablesPlan:
         if len(costs) != self.options:
             raise ProblemError(f"{len(costs)} option costs", f"{self.options}, one per option of the problem")
         return Tables(self.order.run(costs))
+
+    def least_of_each(self, costs: Floats) -> Floats:
+        """The least total for each row of option costs; of plans that keep no node."""
+        return least_of_each(self.order, costs)
 
 
 def tables_plan(

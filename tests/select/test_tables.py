@@ -119,3 +119,32 @@ def test_what_does_not_vary_is_filled_once() -> None:
 def test_costs_of_another_problem_are_refused() -> None:
     with pytest.raises(ProblemError, match="3 option costs"):
         tables_plan(random_problem(0), []).run(np.zeros(3))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_several_vectors_of_costs_have_the_least_totals_of_each_alone(seed: int) -> None:
+    """Some differ at all nodes, some at a few that vary, some not at all; of one problem tables are large."""
+    problem = large_problem() if seed == 0 else random_problem(seed)
+    rng = np.random.default_rng(seed)
+    varying = {node for node in range(problem.nodes) if rng.random() < 0.5}
+    last = slice(problem.offsets[problem.nodes - 1], None)
+    costs = np.tile(problem.costs, (8, 1))
+    for node in varying:
+        own = slice(problem.offsets[node], problem.offsets[node + 1])
+        costs[1:4, own] = rng.random((3, own.stop - own.start))
+    costs[4:6, last] += rng.random((2, 1))
+    costs[6] += rng.random(len(problem.costs))
+    plan = tables_plan(problem, [], varying=varying)
+    alone = [float(plan.run(one).costs) for one in costs]
+    assert plan.least_of_each(costs) == pytest.approx(alone, rel=1e-12)
+
+
+def large_problem() -> Problem:
+    """Tables of more entries than are filled at once for several vectors."""
+    rng = np.random.default_rng(0)
+    build = ProblemBuilder()
+    nodes = [build.node(rng.random(40)) for _ in range(4)]
+    for a, b in product(nodes, repeat=2):
+        if a < b:
+            build.edge(a, b, rng.random((40, 40)))
+    return build.build()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from meshwright.planner.sharding.segment import SegmentProblem
 from meshwright.planner.space.long_lived import has_many_alive
 from meshwright.planner.space.segment import Space
 from meshwright.planner.stages.options import Floats
+from meshwright.select.tables import TablesPlan
 
 FIGURES = WORK, CROSS, HOST, STATIC, STEP, UPDATE = range(6)
 """Of a segment: seconds of a micro-batch; of these, what is not a weight half; seconds of the host that asks for a
@@ -43,13 +43,12 @@ class LeastFigures:
 
     def priced(self, prices: Floats, flights: Floats) -> Floats:
         """W by segment, price and number in flight."""
-        found = self._of_each(lambda one: _priced(one, prices, flights))
-        return found.reshape(-1, len(prices), len(flights))
+        return self._of_each(lambda one: _priced(one, prices, flights))
 
-    def _of_each(self, figures: Callable[[_Segment], list[float]]) -> Floats:
+    def _of_each(self, figures: Callable[[_Segment], Floats]) -> Floats:
         model, segments = self.model, self.model.program.segments
         tables = self.conversions and not has_many_alive(model.program)
-        known: dict[object, list[float]] = {}
+        known: dict[object, Floats] = {}
         counted: set[str] = set()
         found = []
         for index, segment in enumerate(segments):
@@ -83,6 +82,24 @@ class _Segment:
         """Seconds of a step, of each op and strategy."""
         return [self.space.setting.microbatches * costs for costs in self.space.op_costs]
 
+    @property
+    def plan(self) -> TablesPlan | None:
+        return self.problem.closed if self.problem else None
+
+    def costs(self, ops: list[Floats], prices: Floats) -> Floats:
+        """Of each option of the Problem, by row. Weights cost their gathers and reductions, as far as no compute hides
+        them, and their bytes at the price.
+
+        ops: of each op, the cost of each strategy by row.
+        """
+        problem = self.problem
+        assert problem is not None
+        offsets = problem.problem.offsets
+        found: Floats = problem.problem.costs - problem.overlapped_s - problem.after_s + prices[:, None] * problem.held
+        for node, own in zip(problem.op_nodes, ops, strict=True):
+            found[:, offsets[node] : offsets[node + 1]] = own
+        return found
+
 
 def seconds_per_byte(model: ShardingModel) -> float:
     """Seconds of a micro-batch over the bytes of its saved tensors."""
@@ -90,46 +107,48 @@ def seconds_per_byte(model: ShardingModel) -> float:
     return work_s / max(1.0, model.least_kept())
 
 
-def _figures(segment: _Segment) -> list[float]:
+def _figures(segment: _Segment) -> Floats:
     here, problem, work = segment.space, segment.problem, segment.work_s
     micro = here.setting.microbatches
     cross = [costs - micro * halves for costs, halves in zip(work, here.op_weight_s, strict=True)]
     update_s = sum(_least_update_s(problem, value.name) for value in segment.weights) if problem else 0.0
-    work_s, cross_s = _least_s(segment, work) / micro, max(0.0, _least_s(segment, cross) / micro)
-    step_s = _least_s(segment, work, weights=True) + update_s
-    return [work_s, min(work_s, cross_s), sum(here.op_host_s), segment.static_bytes, step_s, update_s]
-
-
-def _priced(segment: _Segment, prices: Floats, flights: Floats) -> list[float]:
-    micro, kept = segment.space.setting.microbatches, segment.space.op_kept
-    found = []
-    for price, flight in product(prices, flights):
-        charges = (sum(part.charge_s(price * flight, micro) for part in parts) for parts in kept)
-        costs = [own + charge for own, charge in zip(segment.work_s, charges, strict=True)]
-        found.append(_least_s(segment, costs, weights=True, price=price))
-    return found
-
-
-def _least_s(segment: _Segment, ops: list[Floats], weights: bool = False, price: float = 0.0) -> float:
-    """The least cost of a sharding; without a Problem, of each op and weight alone.
-
-    ops: of each op, the cost of each strategy.
-    weights: count their gathers and reductions, as far as no compute hides them, and their bytes at the price.
-    """
-    problem = segment.problem
-    if problem is None or problem.closed is None:
-        return sum(float(costs.min()) for costs in ops) + price * segment.static_bytes
-    offsets = problem.problem.offsets
-    costs = problem.problem.costs - problem.overlapped_s - problem.after_s + price * problem.held
-    if not weights:
+    if problem is None or segment.plan is None:
+        work_s, cross_s = (sum(float(costs.min()) for costs in ops) for ops in (work, cross))
+        step_s = work_s
+    else:
+        costs = segment.costs([np.stack(rows) for rows in zip(work, cross, work, strict=True)], np.zeros(3))
+        offsets = problem.problem.offsets
         for name in problem.options:
             node = problem.makers[name].node
-            costs[offsets[node] : offsets[node + 1]] = 0.0
-    for node, own in zip(problem.op_nodes, ops, strict=True):
-        costs[offsets[node] : offsets[node + 1]] = own
-    return float(problem.closed.run(costs).costs)
+            costs[:2, offsets[node] : offsets[node + 1]] = 0.0
+        work_s, cross_s, step_s = segment.plan.least_of_each(costs).tolist()
+    work_s, cross_s = work_s / micro, max(0.0, cross_s / micro)
+    host_s = sum(here.op_host_s)
+    return np.array([work_s, min(work_s, cross_s), host_s, segment.static_bytes, step_s + update_s, update_s])
 
 
 def _least_update_s(problem: SegmentProblem, name: str) -> float:
     node = problem.makers[name].node
     return float(problem.after_s[problem.problem.offsets[node] : problem.problem.offsets[node + 1]].min())
+
+
+def _priced(segment: _Segment, prices: Floats, flights: Floats) -> Floats:
+    """W by price and number in flight."""
+    every, held = np.repeat(prices, len(flights)), np.outer(prices, flights).ravel()
+    ops = _charged(segment, held)
+    if segment.plan is None:
+        found: Floats = sum(costs.min(axis=1) for costs in ops) + every * segment.static_bytes
+    else:
+        found = segment.plan.least_of_each(segment.costs(ops, every))
+    return found.reshape(len(prices), len(flights))
+
+
+def _charged(segment: _Segment, held: Floats) -> list[Floats]:
+    """The cost of each op, by row and strategy. held: of each row, seconds per byte that every micro-batch saves."""
+    micro, found = segment.space.setting.microbatches, []
+    for own, parts in zip(segment.work_s, segment.space.op_kept, strict=True):
+        costs = np.tile(own, (len(held), 1))
+        for part in parts:
+            costs += part.charge_s(held[:, None], micro)
+        found.append(costs)
+    return found

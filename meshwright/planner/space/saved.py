@@ -49,12 +49,12 @@ class SavedTensorCost:
     behind_s: float = 0.0
     behind_bytes: float = 0.0
 
-    def charge_s(self, seconds_per_byte: float, microbatches: int) -> Matrix:
+    def charge_s(self, seconds_per_byte: float | Matrix, microbatches: int) -> Matrix:
         """Lower bound on the seconds of a step for keeping or recomputing it, under each strategy.
 
-        seconds_per_byte: of all micro-batches that hold it at a time.
+        seconds_per_byte: of all micro-batches that hold it at a time; a column of them gives a row for each.
         """
-        behind_s = min(microbatches * self.behind_s, seconds_per_byte * self.behind_bytes)
+        behind_s = np.minimum(microbatches * self.behind_s, seconds_per_byte * self.behind_bytes)
         found: Matrix = np.minimum(seconds_per_byte * self.bytes, microbatches * self.drop_s + behind_s)
         return found
 

@@ -16,8 +16,10 @@ is approximate. Rows are not looked at: callers put them into the node costs wit
     dense      a step over a full table
     sparse     a step over those combinations, where they are few
     order      all of it together
+    several    all of it for several vectors of node costs
 """
 
 from meshwright.select.elimination.order import Filled, Order, TooWideError, plan
+from meshwright.select.elimination.several import least_of_each
 
-__all__ = ["Filled", "Order", "TooWideError", "plan"]
+__all__ = ["Filled", "Order", "TooWideError", "least_of_each", "plan"]

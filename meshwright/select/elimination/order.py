@@ -86,11 +86,11 @@ class Order:
             classes = np.minimum.reduceat(costs[self.members], self.starts)
             begin = 0
             for number, step in enumerate(self.steps):
-                found.append(self._left(number, classes[begin : begin + step.view.size], found))
+                found.append(self.left(number, classes[begin : begin + step.view.size], found))
                 begin += step.view.size
         return Filled(self, costs, found, self._least(costs, found))
 
-    def _left(self, number: int, costs: Floats, found: Sequence[Floats]) -> Floats:
+    def left(self, number: int, costs: Floats, found: Sequence[Floats]) -> Floats:
         """What a step leaves, for the costs of its node's classes and what earlier steps left."""
         step, known = self.steps[number], self.known.get(number)
         if known and known.follows(costs, found):
