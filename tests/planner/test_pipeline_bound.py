@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
 import pytest
 
 from meshwright.capture import capture
@@ -138,3 +139,21 @@ def test_a_bound_is_raised_no_further_than_asked() -> None:
     assert bound_s(8, 1.0) >= best
     fresh = PipelineSearch(program(LARGE), load_cluster("h100:2"), None, Setting(), pipeline_pins(()))
     assert fresh.relaxation.bound_s(8, best * (1 - NEAR)) == best * (1 - NEAR)
+
+
+@pytest.mark.parametrize(("cluster", "gib"), [("h100:4", None), ("h100:4", 0.5), ("h100:6", 0.4)])
+def test_bounds_that_are_refined_where_they_have_to_be_leave_open_what_those_that_are_refined_at_once_do(
+    cluster: str, gib: float | None
+) -> None:
+    memory_bytes = None if gib is None else int(gib * 2**30)
+    search = PipelineSearch(program(WIDE), load_cluster(cluster), memory_bytes, Setting(), pipeline_pins(()))
+    for count in (2, 4):
+        bound_s = search.relaxation.bound_s(count, 1.0)
+        fresh, whole = (search.relaxation.relaxed(count) for _ in range(2))
+        assert fresh is not None
+        assert whole is not None
+        whole.refine(frozenset(whole.models))
+        for limit_s in bound_s * np.linspace(0.9, 1.2, 13):
+            assert fresh.any_within(limit_s) is whole.any_within(limit_s), limit_s / bound_s
+        assert not whole.any_within(0.98 * bound_s)
+        assert whole.any_within(1.02 * bound_s)

@@ -115,7 +115,7 @@ class PipelineRelaxation:
 
     def _of(self, microbatches: int) -> RelaxedPipelines | None:
         if microbatches not in self._pipelines:
-            self._pipelines[microbatches] = self._relaxed(microbatches)
+            self._pipelines[microbatches] = self.relaxed(microbatches)
         return self._pipelines[microbatches]
 
     @property
@@ -143,7 +143,8 @@ class PipelineRelaxation:
                 break
         return float(least_s.sum()) / sum(self.problem.devices)
 
-    def _relaxed(self, microbatches: int) -> RelaxedPipelines | None:
+    def relaxed(self, microbatches: int) -> RelaxedPipelines | None:
+        """With no class refined yet; none where no submesh goes with the batch and the pins."""
         models = self._models(microbatches, range(len(self.meshes)))
         if not models:
             return None

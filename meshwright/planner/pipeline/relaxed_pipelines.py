@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heapify, heapreplace
@@ -67,9 +67,10 @@ class _Ranges:
 class RelaxedPipelines:
     """All pipelines in a number of micro-batches, at the least figures of their segments.
 
-    Bounds are raised only where they leave a pipeline open, since conversions between layouts and priced memory take
-    long: first with neither, then with conversions on submeshes whose size divides the devices, then with memory. Other
-    sizes come last, where pipelines of the first are all too slow.
+    Conversions between layouts and priced memory take long to count, so they are counted on few classes of submeshes:
+    first on none, then on those of a pipeline that the bounds leave open, until the classes of such a pipeline are
+    among these (counterexample-guided refinement). Memory is priced where pipelines are open without it. Submeshes
+    whose size divides the devices come first.
 
     Where the last micro-batch is smaller, its gradient is on its way back for less time than a full one. The bounds are
     those of as many micro-batches of its size as the batch has: each full one takes as long as several of them.
@@ -86,28 +87,46 @@ class RelaxedPipelines:
     in_memory: bool
     share: float = 1.0
     _known: dict[object, Floats] = field(default_factory=dict)
+    _refined: dict[bool, frozenset[int]] = field(default_factory=lambda: dict.fromkeys((False, True), frozenset()))
+    _made: dict[object, tuple[object, _Bounds]] = field(default_factory=dict)
+    _shapes: dict[object, tuple[float, object]] = field(default_factory=dict)
 
     def any_within(self, limit_s: float) -> bool:
         """Whether the bounds leave any pipeline that takes no longer."""
-        if not self._rough.any_within(limit_s) or not self._even.any_within(limit_s):
-            return False
-        if self.in_memory and not self._even_in_memory.any_within(limit_s):
-            return False
-        return len(self._dividing) == len(self.models) or (
-            (bool(self._dividing) and self._of_dividing.any_within(limit_s)) or self._all.any_within(limit_s)
-        )
+        return self._any_within(limit_s, False) and (not self.in_memory or self._any_within(limit_s, True))
+
+    def _any_within(self, limit_s: float, in_memory: bool) -> bool:
+        """in_memory: of the refined classes, saved tensors are priced with conversions."""
+        every = frozenset(self.models)
+        while True:
+            refined = self._refined[in_memory]
+            if refined and self._bounds(refined, in_memory).any_within(limit_s):
+                return True
+            found = self._bounds(self._dividing, in_memory).classes_within(limit_s) if self._dividing else frozenset()
+            if not found and self._dividing < every:
+                found = self._bounds(every, in_memory).classes_within(limit_s)
+            if not found:
+                return False
+            new = found - refined or self._dividing - refined or every - refined
+            if not new:
+                return True
+            self._refined[in_memory] |= new
+
+    def refine(self, places: frozenset[int]) -> None:
+        """Counts all there is on these classes."""
+        self._refined = dict.fromkeys((False, True), places)
 
     @property
     def least_s(self) -> float:
         """Lower bound on the step of each, quickly found."""
-        return self._rough.least_s
+        return self._bounds(frozenset(self.models), False).least_s
 
     def in_more(self, microbatches: int) -> RelaxedPipelines:
         """The same in a multiple of the micro-batches, each op taking as long in pieces as whole: no more than it
         takes."""
         problem = replace(self.problem, microbatches=(microbatches,))
         share = self.share * self.microbatches / microbatches
-        return replace(self, problem=problem, microbatches=microbatches, in_memory=False, share=share)
+        return RelaxedPipelines(problem, self.models, self.batch, microbatches, False, share, self._known)
 
     @cached_property
     def _dividing(self) -> frozenset[int]:
@@ -115,46 +134,46 @@ class RelaxedPipelines:
         total = sum(self.problem.devices)
         return frozenset(place for place in self.models if total % self.problem.meshes[place].ranks == 0)
 
-    @cached_property
-    def _rough(self) -> _Bounds:
-        return self._bounds(tuple(self.models), frozenset(), False)
+    def _bounds(self, places: frozenset[int], in_memory: bool) -> _Bounds:
+        """Of pipelines with submeshes of these classes alone; on all they are bounds. They are made again where more
+        classes are refined."""
+        priced = self._refined[True]
+        converting = self._refined[False] | priced
+        state, key = (converting, in_memory and priced), (places, in_memory)
+        if key not in self._made or self._made[key][0] != state:
+            self._made[key] = state, self._new_bounds(tuple(sorted(places)), converting, priced if in_memory else None)
+        return self._made[key][1]
 
-    @cached_property
-    def _even(self) -> _Bounds:
-        return self._bounds(tuple(self.models), self._dividing, False)
-
-    @cached_property
-    def _even_in_memory(self) -> _Bounds:
-        return self._bounds(tuple(self.models), self._dividing, True)
-
-    @cached_property
-    def _of_dividing(self) -> _Bounds:
-        """No bound on all: of pipelines with submeshes of these classes alone."""
-        return self._bounds(tuple(sorted(self._dividing)), self._dividing, self.in_memory)
-
-    @cached_property
-    def _all(self) -> _Bounds:
-        return self._bounds(tuple(self.models), frozenset(self.models), self.in_memory)
-
-    def _bounds(self, places: tuple[int, ...], converting: frozenset[int], in_memory: bool) -> _Bounds:
-        """places: classes of submeshes. converting: of these, where conversions inside a segment count."""
+    def _new_bounds(
+        self, places: tuple[int, ...], converting: frozenset[int], priced: frozenset[int] | None
+    ) -> _Bounds:
+        """places: classes of submeshes. converting: of these, where conversions inside a segment count. priced: where
+        they count in priced memory; None where memory is free."""
         problem, micro = self.problem, self._of_last_size
         ranges = _Ranges.of(np.array(problem.all_cuts), places)
         sums = ranges.sums(lambda place: self._least(place, place in converting, LeastFigures.figures, "figures"))
         sums[:, (WORK, CROSS)] *= self.share
         memory = None
-        if in_memory:
+        if priced is not None:
             prices, flights = self._prices
-            priced = ranges.sums(
-                lambda place: self._least(place, place in converting, lambda one: one.priced(prices, flights), "priced")
+            costs = ranges.sums(
+                lambda place: self._least(place, place in priced, lambda one: one.priced(prices, flights), "priced")
             )
-            memory = PricedMemory(prices, flights, priced, sums[:, STEP] - sums[:, UPDATE], sums[:, UPDATE])
+            memory = PricedMemory(prices, flights, costs, sums[:, STEP] - sums[:, UPDATE], sums[:, UPDATE])
         rows = self._options(sums, ranges)
-        shapes = interleavings(problem) if "interleaved" in problem.schedules else ()
-        interleaved = tuple(Interleaved(problem, rows, micro, *shape) for shape in shapes)
+        shapes = [one for one in interleavings(problem) if one[0] in places and "interleaved" in problem.schedules]
+        interleaved = tuple(
+            _Shape(
+                shape,
+                (shape[0] in converting, None if priced is None else shape[0] in priced),
+                Interleaved(problem, rows, micro, *shape),
+            )
+            for shape in shapes
+        )
         # A searched schedule may be that of any other: its bound holds for all.
         names = [name for name in problem.later or problem.schedules if name != "interleaved"]
-        return _Bounds(tuple(Bound(problem, rows, one, micro, memory=memory) for one in names), interleaved, memory)
+        others = tuple(Bound(problem, rows, one, micro, memory=memory) for one in names)
+        return _Bounds(others, interleaved, memory, self._shapes)
 
     @property
     def _of_last_size(self) -> int:
@@ -207,13 +226,29 @@ class RelaxedPipelines:
         return self._known[key]
 
 
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Interleaved pipelines of one shape. refined: what of their class is counted."""
+
+    key: tuple[int, int, int]
+    refined: tuple[bool, bool | None]
+    pipelines: Interleaved
+
+    def bound_s(self, memory: PricedMemory | None) -> float:
+        priced_s = self.pipelines.least_in_memory_s(memory) if memory else 0.0
+        return max(self.pipelines.least_s(), priced_s, self.pipelines.fullest_s(memory))
+
+
 @dataclass
 class _Bounds:
-    """interleaved: pipelines of one shape each. others: those of other schedules."""
+    """interleaved: by shape. others: pipelines of other schedules.
+    known: the bound of each shape as far as it is known, and what was counted for it.
+    """
 
     others: tuple[Bound, ...]
-    interleaved: tuple[Interleaved, ...]
+    interleaved: tuple[_Shape, ...]
     memory: PricedMemory | None
+    known: dict[object, tuple[float, object]]
 
     @property
     def least_s(self) -> float:
@@ -222,23 +257,34 @@ class _Bounds:
         return min([*others_s, *(found_s for found_s, _, _ in self._heap[:1])], default=inf)
 
     def any_within(self, limit_s: float) -> bool:
-        others = any(one.least_s * (1 - CLOSE) < limit_s and one.possible(limit_s) for one in self.others)
-        return others or self._any_interleaved_within(limit_s)
+        return any(one.possible(limit_s) for one in self._open(limit_s)) or bool(self._interleaved_within(limit_s))
 
-    def _any_interleaved_within(self, limit_s: float) -> bool:
-        """The bound of a shape is raised only where it is the least so far."""
+    def classes_within(self, limit_s: float) -> frozenset[int]:
+        """The classes of submeshes of a pipeline that takes no longer; none where there is no such pipeline."""
+        found = (one.classes_within(limit_s) for one in self._open(limit_s))
+        return next(filter(None, found), None) or self._interleaved_within(limit_s)
+
+    def _open(self, limit_s: float) -> Iterator[Bound]:
+        return (one for one in self.others if one.least_s * (1 - CLOSE) < limit_s)
+
+    def _interleaved_within(self, limit_s: float) -> frozenset[int]:
+        """The class of a shape. Its bound is raised only where it is the least so far."""
         while self._heap and self._heap[0][0] < limit_s:
             found_s, number, raised = self._heap[0]
-            if raised:
-                return True
             one = self.interleaved[number]
-            priced_s = one.least_in_memory_s(self.memory) if self.memory else 0.0
-            heapreplace(self._heap, (max(found_s, priced_s, one.fullest_s(self.memory)), number, True))
-        return False
+            if raised:
+                return frozenset({one.pipelines.mesh})
+            found_s = max(found_s, one.bound_s(self.memory))
+            self.known[one.key] = found_s, one.refined
+            heapreplace(self._heap, (found_s, number, True))
+        return frozenset()
 
     @cached_property
     def _heap(self) -> list[tuple[float, int, bool]]:
         """(bound, place of the shape, whether it was raised)."""
-        found = [(one.least_s(), number, False) for number, one in enumerate(self.interleaved) if len(one.own)]
+        found = []
+        for number, one in enumerate(self.interleaved):
+            found_s, refined = self.known.get(one.key) or (one.pipelines.least_s(), None)
+            found.append((found_s, number, refined == one.refined))
         heapify(found)
         return found

@@ -257,13 +257,22 @@ class Bound:
             return bool(self.tables(limit_s, self.problem.stage_limit, any_will_do=True)[1])
         return any(True for _ in kept_numbers(self, limit_s, *self.tables(limit_s, self.problem.stage_limit)))
 
-    def _starts(self, limit_s: float) -> Iterator[tuple[int, int | None, Tables]]:
+    def classes_within(self, limit_s: float) -> frozenset[int]:
+        """The mesh classes of a pipeline that keeps to the bound T, whose rounds under `searched` are not looked at;
+        none where there is no such pipeline."""
+        start = next(self._starts(limit_s, any_will_do=True), None)
+        if start is None:
+            return frozenset()
+        rows = next(self._walked(limit_s, *start, few=True), range(len(self.made.mesh)))
+        return frozenset(self.made.mesh[list(rows)].tolist())
+
+    def _starts(self, limit_s: float, any_will_do: bool = False) -> Iterator[tuple[int, int | None, Tables]]:
         """Numbers of stages that are possible, with their tables."""
-        tables, possible = self.tables(limit_s, self.problem.stage_limit)
         if self.schedule != "zero-bubble":
+            tables, possible = self.tables(limit_s, self.problem.stage_limit, any_will_do=any_will_do)
             yield from ((left, None, tables) for left in possible)
             return
-        for left in kept_numbers(self, limit_s, tables, possible):
+        for left in kept_numbers(self, limit_s, *self.tables(limit_s, self.problem.stage_limit)):
             yield left, left, self.tables(limit_s, left, left)[0]
 
     @cached_property
@@ -288,17 +297,23 @@ class Bound:
     def walk(self, limit_s: float, few: bool = False) -> Iterator[tuple[PlacedRun, ...]]:
         """Every pipeline whose bound is at most `limit_s`, those with most time to spare first at each stage. few: of
         those that differ in their points alone, the one whose stages cross fastest."""
-        for left, total, tables in self._starts(limit_s):
-            able = [self.able(limit_s, k, total) for k in range(1, left + 1)]
-            if few:
-                able = [np.isin(np.arange(len(one)), self.quickest(one)) for one in able]
-            start = _Place(left, 0, self.all_devices, None, 0.0, ())
-            yield from self._from(_Walk(limit_s, tables, able), start)
+        for start in self._starts(limit_s):
+            yield from map(self.runs, self._walked(limit_s, *start, few))
 
-    def _from(self, walk: _Walk, place: _Place) -> Iterator[tuple[PlacedRun, ...]]:
+    def _walked(
+        self, limit_s: float, left: int, total: int | None, tables: Tables, few: bool
+    ) -> Iterator[tuple[int, ...]]:
+        """The rows of each with so many stages."""
+        able = [self.able(limit_s, k, total) for k in range(1, left + 1)]
+        if few:
+            able = [np.isin(np.arange(len(one)), self.quickest(one)) for one in able]
+        start = _Place(left, 0, self.all_devices, None, 0.0, ())
+        return self._from(_Walk(limit_s, tables, able), start)
+
+    def _from(self, walk: _Walk, place: _Place) -> Iterator[tuple[int, ...]]:
         made = self.made
         if place.left == 0:
-            yield self.runs(place.chosen)
+            yield place.chosen
             return
         first, last = np.searchsorted(made.begin, [place.at, place.at + 1])
         rows = np.arange(first, last)[walk.able[place.left - 1][first:last]]
