@@ -45,7 +45,6 @@ class PipelineRelaxation:
     in_memory: bool = True
     near: float = NEAR
     _pipelines: dict[int, RelaxedPipelines | None] = field(default_factory=dict)
-    _scaled: dict[tuple[int, int], RelaxedPipelines | None] = field(default_factory=dict)
     _known: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def bound_s(self, microbatches: int, enough_s: float) -> float:
@@ -65,12 +64,9 @@ class PipelineRelaxation:
         low_s = self.rough_bound_s(microbatches)
         if self._is_large or low_s >= limit_s:
             return low_s >= limit_s
-        if (fewer := self._in_fewer(microbatches)) and not fewer.any_within(limit_s):
-            self._known[microbatches] = (limit_s, inf)
-            return True
-        low_s, high_s = self._known[microbatches] = self._in_its_size(microbatches)
-        if not low_s < limit_s < high_s:
-            return low_s >= limit_s
+        high_s = self._known[microbatches][1]
+        if limit_s >= high_s:
+            return False
         pipelines = self._of(microbatches)
         is_open = pipelines is not None and pipelines.any_within(limit_s)
         self._known[microbatches] = (low_s, limit_s) if is_open else (limit_s, high_s)
@@ -81,31 +77,18 @@ class PipelineRelaxation:
         if self._is_large:
             return self._device_seconds
         if microbatches not in self._known:
-            fewer = self._in_fewer(microbatches)
-            self._known[microbatches] = (fewer.least_s, inf) if fewer else self._in_its_size(microbatches)
+            pipelines = self._of(microbatches)
+            self._known[microbatches] = (pipelines.least_s if pipelines else inf, inf)
         return self._known[microbatches][0]
 
-    def _in_its_size(self, microbatches: int) -> tuple[float, float]:
-        """What is known of the bound, with micro-batches of that size priced."""
-        low_s, high_s = self._known.get(microbatches, (0.0, inf))
-        if microbatches in self._pipelines:
-            return low_s, high_s
-        pipelines = self._of(microbatches)
-        return max(low_s, pipelines.least_s) if pipelines else inf, high_s
-
-    def _in_fewer(self, microbatches: int) -> RelaxedPipelines | None:
-        """Pipelines at the figures of fewer micro-batches, of most that are known or of the fewest; none where ops may
-        be faster in pieces, or micro-batches differ in size."""
-        if microbatches in self._pipelines or not self._is_rising or self.program.batch % microbatches:
+    def _fewer(self, microbatches: int) -> RelaxedPipelines | None:
+        """Pipelines in fewer micro-batches, the most that are known or the fewest, whose figures are no higher; none
+        where ops may be faster in pieces, or micro-batches differ in size."""
+        if not self._is_rising or self.program.batch % microbatches:
             return None
         known = {*self.counts[:1], *self._pipelines}
-        fewer = max((count for count in known if microbatches % count == 0), default=None)
-        if fewer is None or fewer == microbatches:
-            return None
-        if (microbatches, fewer) not in self._scaled:
-            pipelines = self._of(fewer)
-            self._scaled[microbatches, fewer] = pipelines.in_more(microbatches) if pipelines else None
-        return self._scaled[microbatches, fewer]
+        fewer = max((count for count in known if count < microbatches and microbatches % count == 0), default=None)
+        return None if fewer is None else self._of(fewer)
 
     @cached_property
     def _is_rising(self) -> bool:
@@ -155,7 +138,9 @@ class PipelineRelaxation:
         problem = replace(self.problem, microbatches=(microbatches,))
         each, last = cut_batch(self.program.batch, microbatches)
         full = each == last  # a smaller last micro-batch holds less than memory is priced at
-        return RelaxedPipelines(problem, by_class, self.program.batch, microbatches, self.in_memory and full)
+        return RelaxedPipelines(
+            problem, by_class, self.program.batch, microbatches, self.in_memory and full, self._fewer(microbatches)
+        )
 
     def _models(self, microbatches: int, places: Iterable[int]) -> dict[int, ShardingModel]:
         """By place, of the meshes that batch and pins go with."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heapify, heapreplace
 from math import inf
@@ -75,9 +75,10 @@ class RelaxedPipelines:
     Where the last micro-batch is smaller, its gradient is on its way back for less time than a full one. The bounds are
     those of as many micro-batches of its size as the batch has: each full one takes as long as several of them.
 
-    models: shardings by class of submeshes, in this number of micro-batches or in fewer.
-    share: seconds of a micro-batch over those of the models.
+    models: shardings by class of submeshes, in this number of micro-batches.
     in_memory: saved tensors are priced.
+    fewer: in a divisor of the micro-batches, where no op is faster in pieces: its figures stand for those of classes
+        that are not refined.
     """
 
     problem: StageProblem
@@ -85,7 +86,7 @@ class RelaxedPipelines:
     batch: int
     microbatches: int
     in_memory: bool
-    share: float = 1.0
+    fewer: RelaxedPipelines | None = None
     _known: dict[object, Floats] = field(default_factory=dict)
     _refined: dict[bool, frozenset[int]] = field(default_factory=lambda: dict.fromkeys((False, True), frozenset()))
     _made: dict[object, tuple[object, _Bounds]] = field(default_factory=dict)
@@ -121,13 +122,6 @@ class RelaxedPipelines:
         """Lower bound on the step of each, quickly found."""
         return self._bounds(frozenset(self.models), False).least_s
 
-    def in_more(self, microbatches: int) -> RelaxedPipelines:
-        """The same in a multiple of the micro-batches, each op taking as long in pieces as whole: no more than it
-        takes."""
-        problem = replace(self.problem, microbatches=(microbatches,))
-        share = self.share * self.microbatches / microbatches
-        return RelaxedPipelines(problem, self.models, self.batch, microbatches, False, share, self._known)
-
     @cached_property
     def _dividing(self) -> frozenset[int]:
         """Classes whose size divides the devices."""
@@ -137,35 +131,29 @@ class RelaxedPipelines:
     def _bounds(self, places: frozenset[int], in_memory: bool) -> _Bounds:
         """Of pipelines with submeshes of these classes alone; on all they are bounds. They are made again where more
         classes are refined."""
-        priced = self._refined[True]
-        converting = self._refined[False] | priced
-        state, key = (converting, in_memory and priced), (places, in_memory)
+        priced = self._refined[True] if in_memory else None
+        state, key = (self._converting, priced), (places, in_memory)
         if key not in self._made or self._made[key][0] != state:
-            self._made[key] = state, self._new_bounds(tuple(sorted(places)), converting, priced if in_memory else None)
+            self._made[key] = state, self._new_bounds(tuple(sorted(places)), priced)
         return self._made[key][1]
 
-    def _new_bounds(
-        self, places: tuple[int, ...], converting: frozenset[int], priced: frozenset[int] | None
-    ) -> _Bounds:
-        """places: classes of submeshes. converting: of these, where conversions inside a segment count. priced: where
-        they count in priced memory; None where memory is free."""
+    def _new_bounds(self, places: tuple[int, ...], priced: frozenset[int] | None) -> _Bounds:
+        """places: classes of submeshes. priced: of these, where conversions count in priced memory; None where memory
+        is free."""
         problem, micro = self.problem, self._of_last_size
         ranges = _Ranges.of(np.array(problem.all_cuts), places)
-        sums = ranges.sums(lambda place: self._least(place, place in converting, LeastFigures.figures, "figures"))
-        sums[:, (WORK, CROSS)] *= self.share
+        sums = ranges.sums(self._figures)
         memory = None
         if priced is not None:
             prices, flights = self._prices
-            costs = ranges.sums(
-                lambda place: self._least(place, place in priced, lambda one: one.priced(prices, flights), "priced")
-            )
+            costs = ranges.sums(lambda place: self._priced(place, place in priced))
             memory = PricedMemory(prices, flights, costs, sums[:, STEP] - sums[:, UPDATE], sums[:, UPDATE])
         rows = self._options(sums, ranges)
         shapes = [one for one in interleavings(problem) if one[0] in places and "interleaved" in problem.schedules]
         interleaved = tuple(
             _Shape(
                 shape,
-                (shape[0] in converting, None if priced is None else shape[0] in priced),
+                (shape[0] in self._converting, None if priced is None else shape[0] in priced),
                 Interleaved(problem, rows, micro, *shape),
             )
             for shape in shapes
@@ -217,8 +205,32 @@ class RelaxedPipelines:
         most = min(self.microbatches, self.problem.stage_limit)
         return prices, np.array([2.0**power for power in range(most.bit_length()) if 2**power < most] + [float(most)])
 
-    def _least(self, place: int, conversions: bool, figures: Callable[[LeastFigures], Floats], name: str) -> Floats:
+    @property
+    def _converting(self) -> frozenset[int]:
+        """Where conversions inside a segment count."""
+        return self._refined[False] | self._refined[True]
+
+    def _stand_in(self, place: int) -> RelaxedPipelines:
+        """In whose number of micro-batches the figures of a class are found."""
+        if self.fewer is None or place in self._converting or place not in self.fewer.models:
+            return self
+        return self.fewer._stand_in(place)
+
+    def _figures(self, place: int) -> Floats:
         """The least figures of every segment on a class of submeshes."""
+        one = self._stand_in(place)
+        found = one._least(place, place in one._converting, LeastFigures.figures, "figures").copy()
+        found[:, (WORK, CROSS)] *= one.microbatches / self.microbatches
+        return found
+
+    def _priced(self, place: int, conversions: bool) -> Floats:
+        """W of every segment on a class. As many samples are in flight in fewer micro-batches."""
+        one, (prices, flights) = self._stand_in(place), self._prices
+        flights = flights * (one.microbatches / self.microbatches)
+        key = "priced", self.microbatches
+        return one._least(place, conversions, lambda least: least.priced(prices, flights), key)
+
+    def _least(self, place: int, conversions: bool, figures: Callable[[LeastFigures], Floats], name: object) -> Floats:
         key = name, place, conversions
         if key not in self._known:
             every = [figures(LeastFigures(model, conversions)) for model in self.models[place]]
