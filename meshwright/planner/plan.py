@@ -162,7 +162,6 @@ def _plan(request: PlanRequest, log: SearchRecorder, feasible_only: bool = False
             recompute,
             exact=False,
             gap=request.gap,
-            near=request.effort.near,
             headroom=request.headroom,
             method=method,
         )

@@ -18,7 +18,7 @@ import numpy as np
 from meshwright.capture.program import Program
 from meshwright.cutting import cut_batch
 from meshwright.errors import PlanError
-from meshwright.planner.effort import MOST_UNITS, NEAR
+from meshwright.planner.effort import CLOSE, MOST_UNITS
 from meshwright.planner.model_pins import experts_of
 from meshwright.planner.pipeline.least_figures import WORK, LeastFigures
 from meshwright.planner.pipeline.meshes import StageMesh
@@ -34,7 +34,6 @@ class PipelineRelaxation:
     problem: the stage programme of `stage_classes(meshes)`; its points are replaced.
     counts: numbers of micro-batches of the search, ascending.
     in_memory: activations take memory; else the training state alone does, which takes less time to bound.
-    near: the part to which a bound is bracketed.
     """
 
     program: Program
@@ -43,7 +42,6 @@ class PipelineRelaxation:
     problem: StageProblem
     counts: Sequence[int]
     in_memory: bool = True
-    near: float = NEAR
     _pipelines: dict[int, RelaxedPipelines | None] = field(default_factory=dict)
     _known: dict[int, tuple[float, float]] = field(default_factory=dict)
 
@@ -54,7 +52,7 @@ class PipelineRelaxation:
         """
         if not self.exceeds(microbatches, enough_s) and not self._is_large:
             low_s, high_s = self._known[microbatches]
-            while high_s - low_s > self.near * high_s and high_s < inf:
+            while high_s - low_s > CLOSE * high_s and high_s < inf:
                 self.exceeds(microbatches, (low_s + high_s) / 2)
                 low_s, high_s = self._known[microbatches]
         return self.rough_bound_s(microbatches)

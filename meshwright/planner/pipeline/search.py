@@ -22,7 +22,7 @@ from meshwright.errors import PlanError, counted
 from meshwright.pins.stages import PipelinePins
 from meshwright.plan import Plan
 from meshwright.plan.units import show_seconds
-from meshwright.planner.effort import ANY_BYTES, CLOSE, FEW, MOST_UNITS, NEAR, ROUGH
+from meshwright.planner.effort import ANY_BYTES, FEW, MOST_UNITS, NEAR, ROUGH
 from meshwright.planner.interrupt import STOP
 from meshwright.planner.pipeline.fit import checkpointed, fitted
 from meshwright.planner.pipeline.meshes import StageMesh, SubmeshLinks, stage_meshes
@@ -80,7 +80,6 @@ class PipelineSearch:
     first: the first pipeline that fits is enough.
     exact: the bytes of the answer are those of traced pairs. Otherwise its peak is a rough count.
     gap: a node is pruned if its bound is within this part of the incumbent.
-    near: the part to which bounds are bracketed.
     headroom: part of each device that is left free where there is no budget.
     method: of activation checkpointing, where recomputation is allowed.
     incumbent_s: step of the incumbent, found here or elsewhere.
@@ -103,7 +102,6 @@ class PipelineSearch:
     first: bool = False
     exact: bool = True
     gap: float = 0.0
-    near: float = NEAR
     headroom: float = 0.0
     method: str = "auto"
     incumbent_s: float = inf
@@ -131,9 +129,7 @@ class PipelineSearch:
         cuts = range(segments + 1) if layers is None else accumulate((0, *layers))
         problem = self._problem(stage_classes(self.meshes), tuple(cuts), 1)
         few = segments <= GROUPS
-        self.relaxation = PipelineRelaxation(
-            self.program, self.meshes, self._model, problem, self.counts(), few, max(CLOSE, self.near)
-        )
+        self.relaxation = PipelineRelaxation(self.program, self.meshes, self._model, problem, self.counts(), few)
 
     def begin(self) -> Plan | None:
         """The best pipeline of the first micro-batch count that fits, by a rough count of its bytes."""
