@@ -14,6 +14,7 @@ from meshwright.pins.methods import ANYWHERE
 from meshwright.pins.parts import pinned_devices
 from meshwright.plan import Plan
 from meshwright.planner.chain.chains import Chain
+from meshwright.planner.chain.exact import Charge, uncharged
 from meshwright.planner.chain.lagrangian import least_bytes
 from meshwright.planner.effort import ANY_BYTES, FEW, RETRIES
 from meshwright.planner.infeasible.estimate import (
@@ -91,11 +92,6 @@ class OneStageSearch:
         """Whether the training state alone is larger than the memory of all devices, so that no plan fits."""
         return usable_bytes(self.cluster, self.request.memory_bytes, self.request.headroom) < self._state_bytes
 
-    @cached_property
-    def _exact(self) -> bool:
-        """Whether a refusal names the minimum budget to the byte: of a small program that was searched."""
-        return self._small and not self.state_exceeds_memory()
-
     @property
     def _small(self) -> bool:
         return len(self.program.segments) <= FEW
@@ -152,12 +148,14 @@ class OneStageSearch:
             bound_s = max(bound_s, proven_s)
         return best, bound_s
 
-    def _kept_by_clock(self, budget_bytes: int, limit_s: float = inf) -> tuple[Plan | None, SearchResult | None]:
+    def _kept_by_clock(
+        self, budget_bytes: int, limit_s: float = inf, charge: Charge = uncharged
+    ) -> tuple[Plan | None, SearchResult | None]:
         """A plan that fits by the clock's count of bytes, which is mostly below that of the search; and the search
         without a limit, if that is what found it."""
         room = ANY_BYTES
         for _ in range(RETRIES):
-            found = self._keep_all(room, limit_s, log=SearchRecorder())
+            found = self._keep_all(room, limit_s, log=SearchRecorder(), charge=charge)
             if found.best is None:
                 break
             plan = self._assemble(*found.best)
@@ -167,9 +165,9 @@ class OneStageSearch:
             room = found.best[0].peak_bytes - over
         return None, None
 
-    def _feasible_by_clock(self, budget_bytes: int) -> MemoryNeeded | None:
+    def _feasible_by_clock(self, work: WorkBudget, budget_bytes: int) -> MemoryNeeded | None:
         """Everything kept, by the clock's count of bytes."""
-        plan, _ = self._kept_by_clock(budget_bytes)
+        plan, _ = self._kept_by_clock(budget_bytes, charge=work.spend_options)
         return needed_by(plan) if plan else None
 
     @property
@@ -186,12 +184,18 @@ class OneStageSearch:
         self.candidates = candidates_on(self.program, meshes, self.pins, request.setting, few=not request.fit)
 
     def _keep_all(
-        self, budget_bytes: int, limit_s: float = inf, quick: bool = False, log: SearchRecorder | None = None
+        self,
+        budget_bytes: int,
+        limit_s: float = inf,
+        quick: bool = False,
+        log: SearchRecorder | None = None,
+        charge: Charge = uncharged,
     ) -> SearchResult:
         """Everything kept, on all meshes that the pins allow."""
         self._make_candidates()
         gap, same = self.request.gap, self.simpler_within
-        return search(self.candidates, budget_bytes, log or self.log, limit_s, same=same, quick=quick, gap=gap)
+        log = log or self.log
+        return search(self.candidates, budget_bytes, log, limit_s, same=same, quick=quick, gap=gap, charge=charge)
 
     def _search_jointly(self, best: Plan | None, found: SearchResult) -> tuple[Plan | None, float]:
         """Sharding and recomputation chosen jointly where memory binds, on the most promising meshes of three axes."""
@@ -217,20 +221,14 @@ class OneStageSearch:
         return self._assemble(*chosen) if chosen else None
 
     def refusal(self, pipeline_tests: Sequence[FeasibilityTest]) -> PlanError:
-        """Why no plan fits, and the memory that would do.
-
-        Small programs are asked by all feasibility tests, others by the quick ones alone: the slow ones find hardly
-        smaller budgets of these.
-        """
+        """Why no plan fits, and the memory that would do: the same for any limit below it."""
         if self.refused is not None:
             return self.refused
         budget = self.budget
-        work = WorkBudget(len(self.program.segments))
-        quick, slow = self._tests(work)
-        tests = (*quick, *(charged(one, work) for one in pipeline_tests), *slow) if self._small else quick
         self.log.stopped("the smallest limit in which a plan fits", "no plan fits")
-        refused = max(budget, self.too_few_bytes)
-        needed = minimum_budget(tests, refused, self._estimate(), self._exact, work)
+        needed = self._needed(self.too_few_bytes, pipeline_tests)
+        if needed.bytes <= budget:
+            needed = self._needed(budget, pipeline_tests)
         if self.method == "keep":
             needed = replace(needed, how="everything kept")
         needed = needed.offloading(self.request.setting.offload)
@@ -242,26 +240,45 @@ class OneStageSearch:
         larger = larger_cluster(self.cluster, budget, tight, pinned_devices(self.pins), self._state_bytes)
         return refuse_one_stage(self.cluster, budget, needed, larger, self.request.headroom, may_offload)
 
+    def _needed(self, refused: int, pipeline_tests: Sequence[FeasibilityTest]) -> MemoryNeeded:
+        """The smallest budget above `refused` in which some test finds a plan.
+
+        The quick tests find it nearly. A small program that was searched is then asked by all tests, to the byte where
+        the work budget allows: of others the slow ones find hardly smaller budgets.
+        """
+        work = WorkBudget(len(self.program.segments))
+        found = minimum_budget(self._quick_tests(self._leanest, work), refused, self._estimate(), False, work)
+        if not self._small or self.state_exceeds_memory():
+            return found
+        options = max(one.shardings(one.microbatches[-1]).options for one in self.first)
+        work = WorkBudget(len(self.program.segments), options=options)
+        every = [*self._quick_tests(self.first, work, exactly=True), *(charged(one, work) for one in pipeline_tests)]
+        return minimum_budget([*every, *self._slow_tests(work)], refused, found, True, work)
+
     def _estimate(self) -> MemoryNeeded:
         """A budget in which a plan by the method of activation checkpointing should fit."""
         found = [estimate_kept(one) for one in self._leanest] if self.method in ANYWHERE else []
         return min([*found, *(estimate_by_method(one, self._task) for one in self._leanest)])
 
-    def _tests(self, work: WorkBudget) -> tuple[list[FeasibilityTest], list[FeasibilityTest]]:
-        """(quick, slow) parts of `search` as feasibility tests."""
-        task = self._task
-        min_memory = partial(feasible_min_memory, task, self._leanest, work)
+    def _quick_tests(self, leanest: list[Candidate], work: WorkBudget, exactly: bool = False) -> list[FeasibilityTest]:
+        """Parts of `search` as feasibility tests, on the meshes that a refusal asks first. exactly: on all meshes."""
+        min_memory = partial(feasible_min_memory, self._task, leanest, work)
         if self.method not in (*ANYWHERE, "flat"):
-            return [min_memory], [partial(feasible_by_budgets, task, self.first, work)]
-        candidates = self.candidates if self._exact else self.first
-        kept = partial(feasible_kept, candidates, self._assemble, exactly=self._exact)
-        slow = [partial(one, task, self.jointly, work) for one in (feasible_by_budgets, feasible_jointly)]
-        return [min_memory, kept], [*([self._feasible_by_clock] if self._exact else []), *slow]
+            return [min_memory]
+        candidates = self.candidates if exactly else self.first
+        return [min_memory, partial(feasible_kept, candidates, self._assemble, work, exactly=exactly)]
+
+    def _slow_tests(self, work: WorkBudget) -> list[FeasibilityTest]:
+        """The other parts of `search`."""
+        if self.method not in (*ANYWHERE, "flat"):
+            return [partial(feasible_by_budgets, self._task, self.first, work)]
+        jointly = [partial(one, self._task, self.jointly, work) for one in (feasible_by_budgets, feasible_jointly)]
+        return [partial(self._feasible_by_clock, work), *jointly]
 
     @cached_property
     def _leanest(self) -> list[Candidate]:
-        """Meshes that a refusal asks first: all for an exact one, else the mesh whose chain needs least memory."""
-        if self._exact or len(self.first) == 1:
+        """The mesh whose chain needs least memory."""
+        if len(self.first) == 1:
             return self.first
         return [min(self.first, key=lambda one: least_bytes(one.shardings(one.microbatches[-1])))]
 

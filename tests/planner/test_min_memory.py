@@ -246,6 +246,34 @@ def test_without_room_for_the_training_state_nothing_is_searched(cluster: str, m
     assert make_plan(program, load_cluster(cluster), memory_bytes=least).predicted.peak_bytes <= least
 
 
+def test_the_limit_that_was_asked_is_no_part_of_what_a_refusal_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both searches for it begin at the training state. Where there is no room for that the slow tests are not asked:
+    they took most of a minute for a GPT of four layers on four devices."""
+    program, cluster = capture(Narrow(), {"x": torch.randn(4, 16)}), load_cluster("local:2")
+    held = -(-training_state_bytes(program, Setting("adamw", "fp32")) // cluster.device_count)
+    began: list[int] = []
+
+    def noted(tests: object, refused: int, known: MemoryNeeded, *rest: object) -> MemoryNeeded:
+        began.append(refused)
+        return known
+
+    def make(limit: int) -> Plan:
+        return make_plan(program, cluster, memory_bytes=limit, pins=("recompute=full",))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(one_stage, "minimum_budget", noted)
+        assert len({named(make, limit)[0] for limit in (1000, held, held + 16)}) == 1
+    assert set(began) == {held - 1}
+    with monkeypatch.context() as patched:
+        patched.setattr(one_stage, "feasible_by_budgets", None)
+        patched.setattr(one_stage, "feasible_jointly", None)
+        least, text = named(make, 1000)
+        assert named(make, held - 1)[0] == least
+    assert "less may be enough" in text
+    assert make(least).predicted.peak_bytes <= least
+    assert named(make, held)[0] <= least
+
+
 def test_chains_that_are_solved_exactly_are_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shardings alone would be within these units."""
     monkeypatch.setattr(one_stage, "WorkBudget", partial(WorkBudget, units=80))

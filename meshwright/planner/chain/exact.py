@@ -35,7 +35,7 @@ def uncharged(options: int) -> None:
 
 
 def is_small(shardings: ShardingModel) -> bool:
-    return sum(len(shardings.problem(i).problem.costs) for i in range(len(shardings.program.segments))) <= WORK
+    return shardings.options <= WORK
 
 
 @dataclass(slots=True)

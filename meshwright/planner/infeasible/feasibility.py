@@ -31,15 +31,16 @@ from meshwright.price.parameter import Setting
 
 
 def feasible_kept(
-    candidates: list[Candidate], assemble: Assemble, budget_bytes: int, *, exactly: bool
+    candidates: list[Candidate], assemble: Assemble, work: WorkBudget, budget_bytes: int, *, exactly: bool
 ) -> MemoryNeeded | None:
     """Everything kept (`keep_all.search`), in less where the clock counts more bytes.
 
     exactly: of a small program, since of others it would take a minute."""
+    charge = work.spend_options
     room = budget_bytes
     for _ in range(RETRIES):
         try:
-            found = search(candidates, room, first=True, exactly=exactly, hard=exactly).best
+            found = search(candidates, room, first=True, exactly=exactly, hard=exactly, charge=charge).best
         except PlanError:
             return None
         if found is None:

@@ -77,21 +77,26 @@ class WorkBudget:
     segments: of the program. Examining one sharding costs so many units; a chain that is solved exactly costs
         units in proportion to its options.
     units: of the whole budget. The best memory known by then is named.
+    options: of a sharding, which costs as much as a chain of so many where that is more.
     """
 
-    def __init__(self, segments: int, units: int = RESOLUTION) -> None:
+    def __init__(self, segments: int, units: int = RESOLUTION, options: int = 0) -> None:
         self.segments, self.left = segments, units
+        self.each = max(segments, self._of_options(options))
 
     def spend(self, shardings: int = 1) -> None:
         """Called before shardings are examined. The first that the budget does not cover ends the search."""
         if self.left <= 0:
             raise _SpentError
-        self.left -= shardings * self.segments
+        self.left -= shardings * self.each
 
     def spend_options(self, options: int) -> None:
         """The same before a chain is solved exactly: of RESOLUTION options, as much as a node that is refined."""
         self.spend(0)
-        self.left -= ceil(options * EFFORTS["default"].shardings * self.segments / RESOLUTION)
+        self.left -= self._of_options(options)
+
+    def _of_options(self, options: int) -> int:
+        return ceil(options * EFFORTS["default"].shardings * self.segments / RESOLUTION)
 
     def check(self, units: int) -> None:
         """Ends the search before a test that is expected to take more than is left."""

@@ -267,6 +267,11 @@ class ShardingModel:
             self._numbered[index] = self._problem(index, self.image_cuts[0])
         return self._numbered[index]
 
+    @property
+    def options(self) -> int:
+        """Nodes of all segments' Problems, each counted once for every segment it stands for."""
+        return sum(len(self.problem(index).problem.costs) for index in range(len(self.program.segments)))
+
     def _most_image_cuts(self) -> int:
         """The largest set of image layouts for which every segment's tables fit in memory; else the smallest."""
         *larger, least = image_cut_choices(self.program, self.mesh)
