@@ -12,10 +12,11 @@ from small_models import small_model
 from meshwright.capture import capture
 from meshwright.cluster import load_cluster
 from meshwright.errors import PlanError
-from meshwright.planner.effort import CLOSE
+from meshwright.planner.effort import CLOSE, EFFORTS
 from meshwright.planner.plan import make_plan
 from meshwright.planner.search import keep_all as searching
-from meshwright.planner.search.joint import axes_of
+from meshwright.planner.search.dual_bound import DualBound, SearchNode
+from meshwright.planner.search.joint import _State, axes_of
 from meshwright.planner.search.keep_all import Candidate, search
 from meshwright.planner.space.candidates import candidates_on
 from meshwright.price.parameter import Setting
@@ -36,6 +37,30 @@ def test_of_meshes_that_are_as_fast_the_one_of_fewer_axes_is_taken() -> None:
         assert found.best is not None
         assert found.best[1].mesh.sizes == (4,)
         assert found.best[0].seconds <= min(one.chain.seconds for one in found.equals) * (1 + CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("reached_s", "price", "left"),
+    [
+        (1.01, 0.0, True),
+        (1.14, 0.0, False),
+        (float("inf"), 0.0, False),
+        (1.14, 1e-9, True),
+        (float("inf"), 1e-9, False),
+    ],
+)
+def test_a_bound_without_memory_leaves_no_mesh_out_unless_reached(reached_s: float, price: float, left: bool) -> None:
+    """The host's launches are a bound of all meshes alike, and say nothing about which of them is faster."""
+    few, more = (
+        SearchNode(DualBound(1.0, price), Candidate(name, (1,), Any, list, axes=axes), 1, weighed=True)
+        for name, axes in (("4", 1), ("2x2", 2))
+    )
+    stages = SimpleNamespace(stages=(None,), mesh=SimpleNamespace(sizes=(4,)), predicted=SimpleNamespace(step_s=1.2))
+    log = SimpleNamespace(stopped=lambda *_: None, pruned=lambda *_: None)
+    task: Any = SimpleNamespace(effort=EFFORTS["default"], gap=0.0, simpler_within=0.005, method="auto", log=log)
+    state = _State(task, stages, None, probed=[(reached_s, few, SimpleNamespace())])  # type: ignore[arg-type, list-item]
+    assert state._is_left(more) == left
+    assert not state._is_left(few)
 
 
 @pytest.mark.parametrize(

@@ -164,8 +164,10 @@ class _State:
         if len(self.probed) >= most:
             self.task.log.stopped(name, f"the effort allows {most} probes", bound_s)
             return True
-        fitting = [other for step_s, other, _ in self.probed if step_s < inf]
-        if self._has_simpler(node, fitting):
+        near_s = self.task.effort.slower * bound_s
+        # A bound in which memory plays no part, such as the host's launches, may be as low where memory is worth more.
+        telling = [one for step_s, one, _ in self.probed if step_s < (inf if one.bound.price else near_s)]
+        if self._has_simpler(node, telling):
             self.task.log.stopped(name, "a mesh of fewer axes has as low a bound", bound_s)
             return True
         return False
