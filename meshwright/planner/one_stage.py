@@ -221,7 +221,7 @@ class OneStageSearch:
         return self._assemble(*chosen) if chosen else None
 
     def refusal(self, pipeline_tests: Sequence[FeasibilityTest]) -> PlanError:
-        """Why no plan fits, and the memory that would do: the same for any limit below it."""
+        """Why no plan fits, and the memory that would do: no more for a larger limit."""
         if self.refused is not None:
             return self.refused
         budget = self.budget
