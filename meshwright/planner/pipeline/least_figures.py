@@ -116,7 +116,8 @@ def _figures(segment: _Segment) -> Floats:
         work_s, cross_s = (sum(float(costs.min()) for costs in ops) for ops in (work, cross))
         step_s = work_s
     else:
-        costs = segment.costs([np.stack(rows) for rows in zip(work, cross, work, strict=True)], np.zeros(3))
+        rows = work, cross, work
+        costs = segment.costs([np.stack(one) for one in zip(*rows, strict=True)], np.zeros(len(rows)))
         offsets = problem.problem.offsets
         for name in problem.options:
             node = problem.makers[name].node

@@ -88,17 +88,12 @@ class _Again:
         return _Again(share * self.drop_s, share * self.behind_s, share * self.behind_bytes)
 
 
-NEVER = _Again(np.inf, 0.0, 0.0)
-"""Of what comes from outside the segment."""
-FREE = _Again(0.0, 0.0, 0.0)
-"""Of what a function of several ops makes, which may run only the cheapest of them again, and of the segment that ends
-in the loss, which may run forward and backward in chunks that hold little and recompute nothing."""
-
-
 def saved_tensor_costs(space: Ops, forward_s: Sequence[float]) -> list[tuple[SavedTensorCost, ...]]:
     """Of each op. forward_s: of each op, a lower bound on the seconds of its forward.
 
     An op that runs again restores all its results: its seconds are split between those that are saved, by their bytes.
+    A function of several ops may run only the cheapest of them again. The segment that ends in the loss may run forward
+    and backward in chunks, which hold little and recompute nothing. So what they save is free.
     """
     saving = _saving_ops(space)
     behind = _behind(space, saving, forward_s)
@@ -108,9 +103,8 @@ def saved_tensor_costs(space: Ops, forward_s: Sequence[float]) -> list[tuple[Sav
         sizes = {value.name: type_bytes(value.type) for value in op.results if value.name in saving}
         sizes |= {_hidden(op): _hidden_bytes(space, op)}
         for name, size in sizes.items():
-            share = size / max(1, sum(sizes.values()))
-            free = ":" in op.target or is_tail
-            again[name] = FREE if free else _Again(forward_s[index], *behind[index]).part(share)
+            share = 0.0 if ":" in op.target or is_tail else size / max(1, sum(sizes.values()))
+            again[name] = _Again(forward_s[index], *behind[index]).part(share)
     return [tuple(_of_op(space, index, saving, again)) for index in range(len(space.graph.ops))]
 
 
@@ -136,7 +130,7 @@ def _of_op(space: Ops, index: int, saving: dict[str, int], again: dict[str, _Aga
             continue
         each = {layout: local_bytes(value.type.sizes, value.type.itemsize, layout, mesh) for layout in set(layouts)}
         sizes = [each[layout] / saving[base] for layout in layouts]
-        one = again.get(base, NEVER).part(1 / saving[base])
+        one = again.get(base, _Again(np.inf, 0.0, 0.0)).part(1 / saving[base])  # or from outside
         yield SavedTensorCost(np.array(sizes), one.drop_s, one.behind_s, one.behind_bytes)
 
 
