@@ -22,6 +22,8 @@ from meshwright.select.problem import Floats, Ints
 
 # Entries up to which all levels are summed in one piece.
 WHOLE = 200_000
+# Entries of a block from which rows are summed one at a time.
+ALONE = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,9 @@ class SparseStep:
     def fill(self, out: Floats, costs: Floats, found: Sequence[Floats]) -> None:
         """Puts the values of `left` into `out`, for the costs of the node's classes and the values of earlier steps."""
         blocks = [part.blocks(found[part.factor.step]) for part in self.parts]
+        if prod(self.block) >= ALONE:
+            self._fill_rows(out.reshape(-1, *self.block), costs, blocks)
+            return
         first = self.levels[0]
         together = self.entries <= WHOLE
         total = self._sum(costs, blocks, 0, len(self.own) if together else first)
@@ -76,6 +81,23 @@ class SparseStep:
             np.minimum(least[:count], rival, out=least[:count])
             begin += count
         least.take(self.back, axis=0, out=out.reshape(-1, *self.block), mode="clip")
+
+    def _fill_rows(self, out: Floats, costs: Floats, blocks: list[Floats]) -> None:
+        """The same a row at a time: its sum stays in the cache."""
+        every = np.arange(len(self.own))
+        parts = [(costs.reshape(-1, *(1,) * len(self.block)), self.own), *((table, every) for table in self.constants)]
+        parts += [(table, part.pick) for part, table in zip(self.parts, blocks, strict=True)]
+        parts.sort(key=lambda part: part[0][0].size)
+        room = np.empty(self.block)
+        places = np.argsort(self.back)
+        begin = 0
+        for count in self.levels:
+            for row, place in enumerate(places[:count], begin):
+                least = out[place]
+                total = sum_into(room if begin else least, [table[index[row]] for table, index in parts])
+                if begin:
+                    np.minimum(least, total, out=least)
+            begin += count
 
     def _sum(self, costs: Floats, blocks: list[Floats], begin: int, end: int) -> Floats:
         """Rows `begin` to `end`."""
