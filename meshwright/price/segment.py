@@ -148,12 +148,12 @@ def crosses(axis: Axis) -> frozenset[str]:
 
 
 def resident_bytes(found: Flow) -> int:
-    """Bytes that backward reads, each storage once; parameters are counted elsewhere."""
+    """Bytes that backward reads, each storage once; what is held anyway is counted elsewhere."""
     kept: dict[tuple[str, Layout], int] = {}
     auxiliary = 0
     base = storage_bases(found.graph)
     values = found.graph.values()
-    outside = frozenset(value.name for value in (*found.graph.params, *found.graph.buffers))
+    outside = held_anyway(found.graph)
     for op in found.graph.ops:
         if not any(value.grad for value in op.results):
             continue
@@ -167,6 +167,11 @@ def resident_bytes(found: Flow) -> int:
     return sum(kept.values()) + auxiliary
 
 
+def held_anyway(graph: SegmentGraph) -> frozenset[str]:
+    """Values in memory whatever the segment keeps: common values, parameters and buffers."""
+    return frozenset(value.name for value in (*graph.shared_values, *graph.params, *graph.buffers))
+
+
 def kernels(mesh: Mesh) -> DeviceKind:
     """The kind of kernels of the mesh's devices."""
     return "cpu" if mesh.device.kind == "cpu" else "cuda"
@@ -175,7 +180,7 @@ def kernels(mesh: Mesh) -> DeviceKind:
 def kept_values(
     op: Op, made: Strategy, values: Mapping[str, Value], outside: Collection[str], mesh: Mesh
 ) -> list[tuple[str, Layout]]:
-    """Values that the op's backward reads, with their layouts. outside: values that are held in any case."""
+    """Values that the op's backward reads, with their layouts. outside: as of `held_anyway`."""
     reads, operands = saved(op, values, kernels(mesh)), op.operands()
     pairs = [(operands[i], made.operands[i]) for i in reads.operands]
     pairs += [(op.results[i].name, made.results[i]) for i in reads.results]

@@ -115,7 +115,6 @@ def _of_op(space: Ops, index: int, saving: dict[str, int], again: dict[str, _Aga
     if not any(value.grad for value in op.results):
         return
     mesh, values, found = space.mesh, space.values, space.strategies[index]
-    held = space.outside | {value.name for value in space.graph.shared_values}  # in any case
     reads = saved(op, values, kernels(mesh))
     if reads.auxiliary_bytes:
         sizes = [float(reads.auxiliary_bytes // shards(made, mesh)) for made in found]
@@ -126,7 +125,7 @@ def _of_op(space: Ops, index: int, saving: dict[str, int], again: dict[str, _Aga
     columns += [(op.results[i].name, [made.results[i] for made in found]) for i in reads.results]
     for name, layouts in columns:
         value, base = values[name], space.bases[name]
-        if base in held:
+        if base in space.outside:
             continue
         each = {layout: local_bytes(value.type.sizes, value.type.itemsize, layout, mesh) for layout in set(layouts)}
         sizes = [each[layout] / saving[base] for layout in layouts]

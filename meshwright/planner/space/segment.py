@@ -28,6 +28,7 @@ from meshwright.price.flow import canonical
 from meshwright.price.parameter import Setting, parameter_price
 from meshwright.price.segment import (
     collectives_s,
+    held_anyway,
     least_working_bytes,
     storage_bases,
     working_bytes,
@@ -155,7 +156,7 @@ def _ops_space(graph: SegmentGraph, batch: int, mesh: Mesh, pins: Pins, setting:
         {name: tuple(places) for name, places in uses.items()},
         batch_dims,
         storage_bases(fixed),
-        frozenset(value.name for value in (*fixed.params, *fixed.buffers)),
+        held_anyway(fixed),
         last,
     )
     fused = fused_shares(fixed) if setting.compile else {}
