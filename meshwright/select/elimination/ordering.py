@@ -5,8 +5,8 @@ pass costs little, so several RULES are tried and the order with the fewest tabl
 where one of its tables is too large, `descent` improves it. The estimate of a table: its classes multiplied out, times
 the share of allowed combinations of each of its factors.
 
-Where only some nodes vary in their costs from run to run, the others go first as far as that takes no more entries
-(`fixed_first`): their tables are filled once for all runs.
+Where only some nodes vary in their costs from run to run, the others go first as far as that takes no more entries over
+two runs (`fixed_first`): their tables are filled once for all runs.
 """
 
 from __future__ import annotations
@@ -98,23 +98,23 @@ def best_order(start: Pass, most: float, stop: Callable[[], bool]) -> Ordered | 
 
 
 def fixed_first(start: Pass, best: Ordered, stop: Callable[[], bool]) -> Ordered:
-    """An order that takes no more entries than `best` and has fewer that vary: greedy over the nodes that do not vary,
-    up to some place, then over all. The last such place is looked for by bisection, for as long as filling the tables
-    once would take."""
-    ahead, early, rule = start.copy(), list[int](), RULES[0]
+    """An order that takes no more entries than `best` over two runs, of which the second fills again what varies:
+    greedy over the nodes that do not vary, up to some place, then over all. The last such place is looked for by
+    bisection, for as long as filling the tables once would take."""
+    ahead, early, rule, most = start.copy(), list[int](), RULES[0], best.entries + best.varying
     while (fixed := ahead.waiting.keys() - start.varying) and len(early) * ENOUGH < best.entries:
         node = min(fixed, key=lambda node: (rule(ahead.waiting[node]), node))
-        if ahead.waiting[node].entries > best.entries:
+        if ahead.waiting[node].entries > most:
             break
         early.append(node)
         ahead.eliminate(node)
     found, low, high, spent = best, 0, len(early), len(early)
     while low < high and spent * ENOUGH < best.entries:
         place = (low + high + 1) // 2
-        order = start.copy().run(rule, best.entries, stop, early[:place])
+        order = start.copy().run(rule, most, stop, early[:place])
         spent += len(start.alone)
         low, high = (place, high) if order else (low, place - 1)
-        found = order if order and order.varying < found.varying else found
+        found = order if order and order.entries + order.varying < found.entries + found.varying else found
     return found
 
 
