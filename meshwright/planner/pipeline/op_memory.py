@@ -18,7 +18,7 @@ from meshwright.layout import Layout
 from meshwright.plan import Choice
 from meshwright.price.flow import Flow, canonical, flow
 from meshwright.price.parameter import local_bytes
-from meshwright.price.segment import collectives_s, kept_values, kernels, shards, storage_bases
+from meshwright.price.segment import collectives_s, held_anyway, kept_values, kernels, shards, storage_bases
 from meshwright.profile import is_view, saved
 from meshwright.remat.recompute import PICO, Recomputation, Rerun, Storage, cheapest
 
@@ -53,9 +53,7 @@ class _ProblemBuilder:
         self.flow, self.values = found, found.graph.values()
         self.shares = fused_shares(found.graph) if compiled else {}
         self.bases = storage_bases(found.graph)
-        graph = found.graph
-        self.outside = frozenset(value.name for value in (*graph.params, *graph.buffers))
-        self.free = self.outside | {value.name for value in graph.shared_values}
+        self.free = held_anyway(found.graph)
         self.index: dict[Key, int] = {}
         self.storages: list[Storage] = []
         self.reruns: list[Rerun] = []
@@ -86,7 +84,7 @@ class _ProblemBuilder:
         auxiliary = saved(op, self.values, kernels(mesh)).auxiliary_bytes // shards(made, mesh)  # type: ignore[arg-type]
         if auxiliary:
             self.read.add(self._add((op.name, None), auxiliary, rerun))  # type: ignore[attr-defined]
-        for name, layout in kept_values(op, made, self.values, self.outside, mesh):  # type: ignore[arg-type]
+        for name, layout in kept_values(op, made, self.values, self.free, mesh):  # type: ignore[arg-type]
             self.read.add(self._wanted(name, canonical(layout, self.values[name].grad)))
 
     def _wanted(self, name: str, layout: Layout) -> int:
