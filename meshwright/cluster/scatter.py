@@ -20,6 +20,9 @@ _NOISE, _LEVEL, _SLOPE = 0.12, 4.0, 0.05
 _STRANGE, _MOST_DOUBT, _ROUNDS = 0.15, 50.0, 2
 """From which distance to what the others say a figure is doubted, in logarithms; how much at most."""
 
+_DIGITS = ".10g"
+"""Other processors and numbers of threads solve equations to other last digits, on which no plan may depend."""
+
 
 class Scatter:
     """Ratios by side over points of positive sizes; distances and slopes are in their logarithms.
@@ -68,7 +71,8 @@ class Scatter:
     def __call__(self, side: str, *point: float) -> float:
         found = self._memo.get(point)
         if found is None:
-            found = self._memo[point] = dict(zip(self.sides, np.exp(self._at(point)).tolist(), strict=True))
+            values = [float(f"{value:{_DIGITS}}") for value in np.exp(self._at(point)).tolist()]
+            found = self._memo[point] = dict(zip(self.sides, values, strict=True))
         return found[side]
 
     def _at(self, point: tuple[float, ...]) -> Array:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +37,21 @@ def test_products_take_what_was_measured() -> None:
         assert profile_of(device_of(name)).matmul_s("nt", "bfloat16", 2, m, n, k) == pytest.approx(
             time_us * 1e-6, rel=0.1
         )
+
+
+ASKED = """
+from meshwright.cluster.profile_load import device_of, profile_of
+profile = profile_of(device_of("H100-SXM-80GB"))
+sizes = range(640, 9000, 811)
+print([profile.matmul_s("nt", "bfloat16", 2, m, n, n + 512) for m in sizes for n in sizes])
+"""
+
+
+def test_prices_do_not_depend_on_the_number_of_threads() -> None:
+    """Equations are solved to other last digits by several threads."""
+    each = (os.environ | {"OPENBLAS_NUM_THREADS": threads} for threads in ("1", "2"))
+    one, two = (subprocess.check_output([sys.executable, "-c", ASKED], env=env, text=True) for env in each)
+    assert one == two
 
 
 def test_every_layout_and_side_is_priced_from_the_measured_one() -> None:
